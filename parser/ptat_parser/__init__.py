@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""ptat parser: captured page-table reads → (time, process, virtual page)."""
