@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Boards: what captures the bus, and the machine whose bus it is."""

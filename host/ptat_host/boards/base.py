@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What host and boards agree on.
+
+A board is a class registered as an entry point of the group ``ptat.boards``; it is made without
+arguments and must not touch the machine before `check` or `record` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ptat_host.errors import PtatError
+
+Levels = Literal["pte", "pte+pmd"]
+
+
+class BoardError(PtatError):
+    """The board or its machine cannot do what was asked: nothing was recorded."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option that this board understands, set by ``ptat record --NAME VALUE``."""
+
+    help: str
+    default: str | None
+    """What the board does without the option, as the user would write it; None: see `help`."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of ``ptat doctor``."""
+
+    name: str
+    ok: bool | None
+    """None: could not be found out, or is not needed here."""
+    detail: str
+    hint: str | None = None
+    """What to do about it, where `ok` is False."""
+
+
+@dataclass(frozen=True)
+class RecordRequest:
+    """What to record. The paths are absolute and exist; `session_dir` holds session.json only."""
+
+    argv: Sequence[str]
+    session_dir: Path
+    cwd: Path
+    env: Mapping[str, str]
+    children: bool
+    """Also the processes that the command forks."""
+    levels: Levels = "pte+pmd"
+    granularity_bytes: int | None = None
+    """How much of an address the bus shows (8, 32 or 64); None: the board's own."""
+    entries: bool = False
+    """Log each 4 KiB entry that the kernel sets or clears."""
+    faults: bool = True
+    """Log page faults."""
+    region_bytes: int | None = None
+    """Memory for the hardware's copy of the page tables; None: the board's default."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The board's own options that the user set, by the names in `Board.options`, unparsed."""
+
+
+@dataclass
+class RecordResult:
+    """How a recording ended. An incomplete one still describes all that was captured."""
+
+    exit_status: int | None
+    """The command's, as a shell shows it (128 + N after signal N); None: it is not known."""
+    complete: bool
+    reason: str | None = None
+    """Why it is not complete."""
+    interrupted: bool = False
+    """The user stopped it."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The keys `board` (without `name`), `region`, `kernel` and `cpu` of session.json."""
+
+
+class Board(Protocol):
+    """A capture device together with the machine it listens to."""
+
+    @property
+    def name(self) -> str:
+        """The name of its entry point."""
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """Options beyond those of `RecordRequest`; the command line refuses all others."""
+
+    def check(self) -> list[Check]:
+        """Look at all that a recording needs, changing and building nothing."""
+
+    def record(self, request: RecordRequest) -> RecordResult:
+        """Run the command and fill the session directory with everything but session.json.
+
+        The command's standard streams are the caller's. On KeyboardInterrupt, or when the machine
+        dies, the board stops the machine, keeps what it has and returns with `complete` False.
+
+        :raises BoardError: nothing could be recorded.
+        """
