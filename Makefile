@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-2-Clause
+# make demo: record, report and validate two programs. make test: everything that CI runs.
+
+PTAT := .venv/bin/ptat
+PYTHON := .venv/bin/python
+
+.PHONY: help demo test lint setup packages kernel plugin check-exact bench fresh clean
+
+help:
+	@echo 'make demo         record gups and python3 in the testbed, report, validate'
+	@echo 'make test         lint and all tests (boots the patched kernel in QEMU)'
+	@echo 'make check-exact  every workload against the ground truth; SIZE=small|full'
+	@echo 'make bench        speed of the parser and cost of the plugin'
+	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
+
+setup: packages .venv/ready kernel plugin
+
+packages:
+	@setup/packages.sh
+
+.venv/ready: pyproject.toml | packages
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ptat needs Python >= 3.11")'
+	python3 -m venv .venv
+	.venv/bin/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+kernel: packages
+	@kernel-patch/build.sh >/dev/null
+
+plugin: packages
+	@testbed/plugin/build.sh >/dev/null
+
+demo: setup
+	@testbed/demo.sh
+
+lint: packages .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh .ci/run
+	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
+	kernel-patch/checkpatch.sh
+
+test: setup lint
+	$(MAKE) -C testbed/plugin test
+	$(PYTHON) -m pytest
+	$(PYTHON) -m ptat_testbed.check_exact --size small
+
+SIZE ?= full
+check-exact: setup
+	$(PYTHON) -m ptat_testbed.check_exact --size $(SIZE)
+
+bench: setup
+	$(PYTHON) -m ptat_testbed.bench
+
+fresh:
+	setup/fresh.sh bookworm demo
+	setup/fresh.sh trixie demo
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
