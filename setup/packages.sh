@@ -87,12 +87,13 @@ for package in "${missing[@]}"; do
 	*) usual+=("$package") ;;
 	esac
 done
-if [ ${#newer[@]} -gt 0 ]; then
-	"${apt[@]}" install -y --no-install-recommends ${suite:+-t "$suite"} "${newer[@]}" >&2 ||
-		die "could not install ${newer[*]}"
-fi
+# In this order: -t brings newer libraries along, which the release's own -dev packages refuse.
 if [ ${#usual[@]} -gt 0 ]; then
 	"${apt[@]}" install -y --no-install-recommends "${usual[@]}" >&2 ||
 		die "could not install ${usual[*]}"
+fi
+if [ ${#newer[@]} -gt 0 ]; then
+	"${apt[@]}" install -y --no-install-recommends ${suite:+-t "$suite"} "${newer[@]}" >&2 ||
+		die "could not install ${newer[*]}"
 fi
 qemu_is_new || die "QEMU >= $qemu_major_min is needed, found: $(qemu-system-x86_64 --version | head -n 1)"
