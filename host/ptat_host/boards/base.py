@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ptat_host.errors import PtatError
+from ptat_parser.errors import PtatError
 
 Levels = Literal["pte", "pte+pmd"]
 
