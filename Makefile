@@ -38,7 +38,7 @@ lint: packages .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh .ci/run
-	clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
 	kernel-patch/checkpatch.sh
 
 test: setup lint

@@ -17,8 +17,8 @@ packages=(
 	build-essential bc bison flex libelf-dev libssl-dev kmod cpio rsync xz-utils perl
 	# building the plugin (its header comes from QEMU's source package: dpkg-dev)
 	libglib2.0-dev zlib1g-dev pkg-config dpkg-dev
-	# Python, and the lint of shell and C
-	python3-venv shellcheck clang-format
+	# Python, and the lint of shell
+	python3-venv shellcheck
 	ca-certificates git
 )
 qemu_major_min=10
