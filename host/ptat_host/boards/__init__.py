@@ -1,2 +1,36 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Boards: what captures the bus, and the machine whose bus it is."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from ptat_host.boards.base import Board, BoardError
+
+DEFAULT = "testbed"
+
+
+def names() -> list[str]:
+    """All boards that are installed."""
+    return sorted({point.name for point in _entry_points()})
+
+
+def load(name: str) -> Board:
+    """The board of that name.
+
+    :raises BoardError: there is none, or it cannot be imported.
+    """
+    for point in _entry_points():
+        if point.name == name:
+            try:
+                board: Board = point.load()()
+            except ImportError as error:
+                raise BoardError(
+                    f"board {name} cannot be loaded: {error}", "install ptat again: make setup"
+                ) from error
+            return board
+    raise BoardError(f"there is no board {name!r}", f"boards: {', '.join(names()) or 'none'}")
+
+
+def _entry_points() -> list[EntryPoint]:
+    return list(entry_points(group="ptat.boards"))

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The command `ptat`.
+
+Exit status: 0 ok; 1 the answer is no; 2 usage or environment; 130 interrupted. ``ptat record``
+passes on the status of the command that it recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Never
+
+from ptat_parser.errors import PtatError
+
+from ptat_host import boards
+from ptat_host.boards.base import Board, BoardError, RecordRequest
+from ptat_host.sizes import format_size, parse_size
+
+SESSIONS = Path("ptat-sessions")
+
+
+class UsageError(PtatError):
+    """The command line makes no sense."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: object) -> None:
+        settings["allow_abbrev"] = False
+        super().__init__(**settings)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> Never:
+        raise UsageError(message, f"see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `ptat` with these arguments (None: the process's own) and return its exit status."""
+    try:
+        arguments = _parser().parse_args(argv)
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except PtatError as error:
+        return _fail(error.message, error.hint, error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone. Nothing may be written to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", "")
+    except Exception as error:
+        if os.environ.get("PTAT_DEBUG"):
+            raise
+        return _fail(
+            f"internal error: {type(error).__name__}: {error}",
+            "please report it with what PTAT_DEBUG=1 shows",
+        )
+
+
+def _fail(message: str, hint: str, status: int = 2) -> int:
+    print(f"ptat: error: {message}", file=sys.stderr)
+    if hint:
+        print(f"  {hint}", file=sys.stderr)
+    return status
+
+
+# The command line ---------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="ptat",
+        description="Full, exact traces of last-level TLB misses, per process and per page.",
+        epilog="Without DIR, a command takes the newest session in ptat-sessions/.",
+    )
+    parser.add_argument("--version", action="version", version=f"ptat {version('ptat')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    _add_doctor(commands)
+    _add_record(commands)
+    _add_parse(commands)
+    _add_report(commands)
+    _add_script(commands)
+    _add_validate(commands)
+    return parser
+
+
+_Commands = argparse._SubParsersAction  # the type has no public name
+
+
+def _add_command(commands: _Commands[_Parser], name: str, text: str) -> _Parser:
+    return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+
+
+def _add_session(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "session",
+        metavar="DIR",
+        nargs="?",
+        type=Path,
+        help="session directory (default: the newest in ptat-sessions/)",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (default: text for people)"
+    )
+
+
+# ptat doctor --------------------------------------------------------------------------------------
+
+
+def _add_doctor(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "doctor", "say what a recording needs and what is missing")
+    parser.add_argument(
+        "--board", metavar="BOARD", help="look at this board only (default: at all of them)"
+    )
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, doctor
+
+    names = [arguments.board] if arguments.board else boards.names()
+    table, fine = doctor.render([boards.load(name) for name in names], Path.cwd())
+    console.show(table)
+    return 0 if fine else 1
+
+
+# ptat record --------------------------------------------------------------------------------------
+
+_BOARD_OPTION = "board option "
+
+
+def _add_record(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "record", "run a command and trace its TLB misses")
+    parser.usage = "ptat record [OPTIONS] [--] CMD [ARG…]"
+    parser.add_argument(
+        "--board",
+        metavar="BOARD",
+        default=boards.DEFAULT,
+        help=f"{', '.join(boards.names())} (default: {boards.DEFAULT})",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help=f"session directory, new or empty (default: {SESSIONS}/<UTC time>-<CMD>)",
+    )
+    parser.add_argument(
+        "--children",
+        action="store_true",
+        help="trace the processes that CMD forks, too (default: only CMD)",
+    )
+    parser.add_argument(
+        "--levels",
+        choices=("pte", "pte+pmd"),
+        default="pte+pmd",
+        help="page tables that the trace sees: pte is 4 KiB pages only (default: pte+pmd)",
+    )
+    parser.add_argument(
+        "--granularity",
+        type=int,
+        choices=(8, 32, 64),
+        help="bytes that one bus address stands for (default: the board's, 64 on DDR)",
+    )
+    parser.add_argument(
+        "--region",
+        metavar="SIZE",
+        help="memory for the traced page tables; 1/512 of what CMD touches, and more if it is"
+        " sparse (default: the board's)",
+    )
+    parser.add_argument(
+        "--entries",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="log each 4 KiB entry that the kernel sets or clears (default: --no-entries)",
+    )
+    parser.add_argument(
+        "--faults",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="log page faults (default: --faults)",
+    )
+    _add_board_options(parser)
+    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
+    parser.set_defaults(run=_record)
+
+
+def _add_board_options(parser: argparse.ArgumentParser) -> None:
+    """The options of all boards; which of them the chosen one has is seen when it is known."""
+    known: dict[str, dict[str, list[str]]] = {}
+    for name in boards.names():
+        try:
+            options = boards.load(name).options
+        except BoardError:
+            continue  # whoever chooses it is told
+        for option, about in options.items():
+            default = f" (default: {about.default})" if about.default is not None else ""
+            known.setdefault(option, {}).setdefault(about.help + default, []).append(name)
+    group = parser.add_argument_group("options of boards")
+    for option, texts in known.items():
+        group.add_argument(
+            f"--{option}",
+            metavar="VALUE",
+            dest=_BOARD_OPTION + option,
+            help="; ".join(f"{', '.join(names)}: {text}" for text, names in texts.items()),
+        )
+
+
+def _board_options(arguments: argparse.Namespace, board: Board) -> Mapping[str, str]:
+    given = {
+        key.removeprefix(_BOARD_OPTION): value
+        for key, value in vars(arguments).items()
+        if key.startswith(_BOARD_OPTION) and value is not None
+    }
+    for option in given:
+        if option not in board.options:
+            raise UsageError(
+                f"board {board.name} has no option --{option}",
+                f"it has: {' '.join(f'--{known}' for known in board.options) or 'none'}",
+            )
+    return given
+
+
+def _record(arguments: argparse.Namespace) -> int:
+    from ptat_host import record
+
+    command = arguments.command[arguments.command[:1] == ["--"] :]
+    if not command:
+        raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
+    board = boards.load(arguments.board)
+    options = _board_options(arguments, board)
+    region_bytes = parse_size(arguments.region, "--region") if arguments.region else None
+
+    if arguments.output:
+        session = record.given_session(arguments.output)
+    else:
+        session = record.new_session(SESSIONS, command)
+    result = record.record(
+        board,
+        RecordRequest(
+            argv=command,
+            session_dir=session.resolve(),
+            cwd=Path.cwd(),
+            env=dict(os.environ),
+            children=arguments.children,
+            levels=arguments.levels,
+            granularity_bytes=arguments.granularity,
+            entries=arguments.entries,
+            faults=arguments.faults,
+            region_bytes=region_bytes,
+            options=options,
+        ),
+    )
+    size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
+    if result.complete:
+        print(f"ptat: recorded {session} ({size})", file=sys.stderr)
+        return 0 if result.exit_status is None else result.exit_status
+    print(f"ptat: {session} ({size}) is incomplete: {result.reason}", file=sys.stderr)
+    return 130 if result.interrupted else 2
+
+
+# The commands that read a session -----------------------------------------------------------------
+
+
+def _session(arguments: argparse.Namespace) -> Path:
+    """The directory that was named, or that of the newest session."""
+    if arguments.session is not None:
+        return Path(arguments.session)
+    sessions = list(SESSIONS.glob("*/session.json"))
+    if not sessions:
+        raise UsageError(f"there is no session in {SESSIONS}/", "record one: ptat record -- CMD")
+    return max(sessions, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def _add_parse(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "parse", "make the results of a session again")
+    _add_session(parser)
+    parser.set_defaults(run=_parse)
+
+
+def _add_report(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "report", "summarise a session")
+    _add_session(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_report)
+
+
+def _add_script(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "script", "print one miss a line")
+    _add_session(parser)
+    parser.add_argument(
+        "--limit", metavar="N", type=int, help="stop after N misses (default: all of them)"
+    )
+    parser.set_defaults(run=_script)
+
+
+def _add_validate(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(
+        commands, "validate", "hold the trace against the truth and the counters; 1 if not exact"
+    )
+    _add_session(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_validate)
+
+
+def _parse(arguments: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+def _script(arguments: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat doctor``: what a recording needs, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from ptat_host.boards.base import Board, Check
+from ptat_host.record import FREE_BYTES_MIN
+from ptat_host.sizes import format_size
+
+KERNEL_CONTROL = Path("/sys/kernel/mm/ptat")
+
+
+def host_checks(directory: Path, control: Path = KERNEL_CONTROL) -> list[Check]:
+    """What any board needs of this machine; sessions would go into `directory`."""
+    free_bytes = shutil.disk_usage(directory).free
+    enough = free_bytes >= FREE_BYTES_MIN
+    return [
+        Check("python", True, platform.python_version()),
+        Check(
+            "disk space",
+            enough,
+            f"{format_size(free_bytes)} free in {directory}",
+            None if enough else "make room, or record to another disk with -o",
+        ),
+        _running_kernel(control),
+    ]
+
+
+def _running_kernel(control: Path) -> Check:
+    release = platform.release()
+    if (control / "region").exists():
+        return Check("this kernel", True, f"{release} has PTAT with a region")
+    if control.exists():
+        return Check(
+            "this kernel",
+            None,
+            f"{release} has PTAT without a region",
+            "boot it with ptat=SIZE@ADDRESS to trace this machine itself",
+        )
+    return Check(
+        "this kernel",
+        None,
+        f"{release} is a kernel without PTAT (no {control})",
+        "not needed by the testbed, which boots its own; to trace this machine itself, boot a"
+        " kernel with the series in kernel-patch/",
+    )
+
+
+def render(boards: list[Board], directory: Path) -> tuple[Table, bool]:
+    """All checks as a table, and whether none of them failed."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    fine = True
+    sections = [("ptat", host_checks(directory))]
+    sections += [(f"board {board.name}", board.check()) for board in boards]
+    for title, checks in sections:
+        table.add_row(Text(title, style="bold"))
+        for check in checks:
+            mark, style = {True: ("ok", "green"), False: ("NO", "bold red"), None: ("–", "dim")}[
+                check.ok
+            ]
+            table.add_row(f"  {check.name}", Text(mark, style=style), Text(check.detail))
+            if check.hint and check.ok is not True:
+                table.add_row("", "", Text(f"→ {check.hint}", style="yellow"))
+            fine &= check.ok is not False
+    return table, fine

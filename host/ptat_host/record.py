@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat record``: run a command on a board and keep what was captured as a session."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ptat_parser.errors import PtatError
+
+from ptat_host.boards.base import Board, RecordRequest, RecordResult
+from ptat_host.sizes import format_size
+
+FREE_BYTES_MIN = 256 << 20
+"""Below this no recording is begun: a few seconds of misses would fill it."""
+
+_DESCRIPTION_BYTES_MAX = 256 << 10
+
+
+class Description:
+    """``session.json`` while a session is made: written at the start, replaced at the end.
+
+    The room for the second version is taken at the start, so that a session whose recording
+    filled the disk can still say so.
+    """
+
+    def __init__(self, directory: Path, content: dict[str, Any]) -> None:
+        self._path = directory / "session.json"
+        self._next = directory / "session.json.new"
+        self.content = content
+        self._path.write_text(self._text())
+        with self._next.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _DESCRIPTION_BYTES_MAX)
+
+    def finish(self) -> None:
+        """Replace the file by the present content."""
+        with self._next.open("r+b") as file:
+            file.write(self._text().encode())
+            file.truncate()
+        self._next.replace(self._path)
+
+    def withdraw(self) -> None:
+        """There is no session after all."""
+        self._path.unlink()
+        self._next.unlink()
+        with contextlib.suppress(OSError):
+            self._path.parent.rmdir()
+
+    def _text(self) -> str:
+        return json.dumps(self.content, indent=2) + "\n"
+
+
+def new_session(parent: Path, argv: Sequence[str]) -> Path:
+    """Make a directory in `parent`, named by the time (UTC) and the command, and return it."""
+    parent.mkdir(parents=True, exist_ok=True)
+    _require_free_space(parent)
+    command = re.sub(r"[^A-Za-z0-9._+-]", "_", Path(argv[0]).name) or "command"
+    stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{command}"
+    for number in range(1, 1000):
+        directory = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            continue
+        return directory
+    raise PtatError(f"{parent / stem} and 999 more of that second exist", "use -o DIR")
+
+
+def given_session(directory: Path) -> Path:
+    """The directory that the user named: a new or an empty one.
+
+    :raises PtatError: something is in the way.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise PtatError(f"{directory} is not a directory", "name another with -o") from error
+    if any(directory.iterdir()):
+        raise PtatError(
+            f"{directory} exists and is not empty: nothing was recorded",
+            "name another with -o, or remove it",
+        )
+    _require_free_space(directory)
+    return directory
+
+
+def record(board: Board, request: RecordRequest) -> RecordResult:
+    """Record into `request.session_dir`, which is there and empty, and describe the session.
+
+    An interruption (Ctrl-C, SIGTERM) and a machine that dies leave a readable session that is
+    marked incomplete. If nothing could be recorded there is no session: the directory goes too,
+    unless the board left something in it that may explain why.
+
+    :raises PtatError: nothing could be recorded.
+    """
+    description = Description(request.session_dir, _before(board, request))
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        result = board.record(request)
+    except KeyboardInterrupt:
+        result = RecordResult(None, False, "interrupted", interrupted=True)
+    except OSError as error:
+        result = RecordResult(None, False, _reason(error, request.session_dir))
+    except PtatError:
+        description.withdraw()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+    content = description.content
+    content["complete"] = result.complete
+    content["incomplete_reason"] = None if result.complete else result.reason
+    content["command"]["exit_status"] = result.exit_status
+    for key in ("board", "region", "kernel", "cpu"):
+        content[key].update(result.metadata.get(key, {}))
+    description.finish()
+    return result
+
+
+def _require_free_space(directory: Path) -> None:
+    """Refuse to begin on a disk that is as good as full."""
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < FREE_BYTES_MIN:
+        raise PtatError(
+            f"{directory}: only {format_size(free_bytes)} are free,"
+            f" a recording needs at least {format_size(FREE_BYTES_MIN)}",
+            "make room, or name a directory on another disk with -o",
+        )
+
+
+def _before(board: Board, request: RecordRequest) -> dict[str, Any]:
+    return {
+        "format": "ptat-session",
+        "version": 1,
+        "ptat_version": version("ptat"),
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "complete": False,
+        "incomplete_reason": "ptat record did not end, or is still running",
+        "command": {
+            "argv": list(request.argv),
+            "cwd": str(request.cwd),
+            "exit_status": None,
+            "children": request.children,
+        },
+        "board": {"name": board.name},
+        "region": {},
+        "kernel": {},
+        "cpu": {},
+        "options": {
+            "levels": request.levels,
+            "granularity_bytes": request.granularity_bytes,
+            "entries": request.entries,
+            "faults": request.faults,
+            "region_bytes": request.region_bytes,
+            **request.options,
+        },
+    }
+
+
+def _reason(error: OSError, session_dir: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"no space left in {session_dir}"
+    return f"{error.filename or session_dir}: {error.strerror}"

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat record`` with a board that is a few lines of Python."""
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from ptat_host import boards, record
+from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_host.cli import main
+
+METADATA = {
+    "board": {"granularity_bytes": 64, "walk_reads": "psc", "channels": []},
+    "region": {"base": 1 << 30, "size_bytes": 64 << 20},
+    "kernel": {"release": "6.12"},
+    "cpu": {"tlb": "none"},
+}
+
+
+class FakeBoard:
+    """Writes one file and says what it is told to."""
+
+    name = "fake"
+    options: ClassVar = {"memory": Option("RAM", "2G"), "cpus": Option("CPUs", "1")}
+    requests: ClassVar[list[RecordRequest]] = []
+    behaviour: ClassVar[Callable[[RecordRequest], RecordResult]] = lambda request: RecordResult(
+        0, True, metadata=METADATA
+    )
+    checks: ClassVar[list[Check]] = []
+
+    def check(self) -> list[Check]:
+        return self.checks
+
+    def record(self, request: RecordRequest) -> RecordResult:
+        self.requests.append(request)
+        (request.session_dir / "bus.0.raw").write_bytes(bytes(8192))
+        return type(self).behaviour(request)
+
+
+class BareBoard(FakeBoard):
+    name = "bare"
+    options: ClassVar = {}
+
+
+@pytest.fixture(autouse=True)
+def fake_board(monkeypatch, tmp_path):
+    points = [
+        EntryPoint("fake", f"{__name__}:FakeBoard", "ptat.boards"),
+        EntryPoint("bare", f"{__name__}:BareBoard", "ptat.boards"),
+        EntryPoint("broken", "ptat_no_such_module:Board", "ptat.boards"),
+    ]
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setattr(boards, "_entry_points", lambda: points)
+    monkeypatch.setattr(boards, "DEFAULT", "fake")
+    monkeypatch.setattr(FakeBoard, "requests", [])
+    monkeypatch.chdir(tmp_path)
+
+
+def behave(monkeypatch, behaviour: Callable[[RecordRequest], RecordResult]) -> None:
+    monkeypatch.setattr(FakeBoard, "behaviour", behaviour)
+
+
+def fails_with(error: BaseException) -> Callable[[RecordRequest], RecordResult]:
+    def behaviour(request: RecordRequest) -> RecordResult:
+        raise error
+
+    return behaviour
+
+
+def described(directory: Path | str = "out") -> dict:
+    assert sorted(path.name for path in Path(directory).iterdir()) == ["bus.0.raw", "session.json"]
+    return json.loads((Path(directory) / "session.json").read_text())
+
+
+def test_session_says_what_was_recorded(tmp_path, capfd):
+    command = ["gups", "--bytes", "64M"]
+    assert main(["record", "-o", "out", "--children", "--memory", "1G", "--", *command]) == 0
+    session = described()
+    assert session["format"] == "ptat-session" and session["version"] == 1
+    assert session["complete"] is True and session["incomplete_reason"] is None
+    assert session["command"] == {
+        "argv": command,
+        "cwd": str(tmp_path),
+        "exit_status": 0,
+        "children": True,
+    }
+    assert session["board"] == {"name": "fake", **METADATA["board"]}
+    assert session["region"] == METADATA["region"]
+    assert session["kernel"] == METADATA["kernel"] and session["cpu"] == METADATA["cpu"]
+    assert session["options"]["memory"] == "1G"
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"ptat: recorded out \([89]\.[0-9] KiB\)\n", err)
+
+
+def test_session_is_marked_incomplete_while_recording(monkeypatch):
+    seen = []
+
+    def behaviour(request: RecordRequest) -> RecordResult:
+        seen.append(json.loads((request.session_dir / "session.json").read_text()))
+        return RecordResult(0, True)
+
+    behave(monkeypatch, behaviour)
+    assert main(["record", "-o", "out", "true"]) == 0
+    assert seen[0]["complete"] is False
+    assert "still running" in seen[0]["incomplete_reason"]
+
+
+def test_board_gets_what_was_asked():
+    arguments = ["--granularity", "8", "--levels", "pte", "--region", "32M", "--entries"]
+    assert main(["record", "-o", "out", *arguments, "--no-faults", "ls", "--all", "--", "x"]) == 0
+    (request,) = FakeBoard.requests
+    assert request.argv == ["ls", "--all", "--", "x"]
+    assert request.session_dir == Path("out").resolve()
+    assert request.cwd == Path.cwd() and request.env == dict(os.environ)
+    assert (request.granularity_bytes, request.levels) == (8, "pte")
+    assert request.region_bytes == 32 << 20
+    assert (request.entries, request.faults, request.children) == (True, False, False)
+    assert request.options == {}
+
+
+def test_defaults_are_the_boards():
+    assert main(["record", "-o", "out", "--", "true"]) == 0
+    (request,) = FakeBoard.requests
+    assert request.granularity_bytes is None and request.region_bytes is None
+    assert (request.entries, request.faults, request.levels) == (False, True, "pte+pmd")
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 42, 139])
+def test_exit_status_is_the_commands(monkeypatch, status):
+    behave(monkeypatch, lambda request: RecordResult(status, True, metadata=METADATA))
+    assert main(["record", "-o", "out", "false"]) == status
+    assert described()["command"]["exit_status"] == status
+
+
+def test_sessions_get_names_of_their_own(monkeypatch):
+    for _ in range(3):
+        assert main(["record", "/usr/bin/odd name", "x"]) == 0
+    names = sorted(path.name for path in Path("ptat-sessions").iterdir())
+    assert len(names) == 3
+    assert all("Z-odd_name" in name for name in names)
+
+
+def test_interrupt_leaves_a_readable_session(monkeypatch, capsys):
+    behave(
+        monkeypatch,
+        lambda request: RecordResult(None, False, "interrupted", True, metadata=METADATA),
+    )
+    assert main(["record", "-o", "out", "sleep"]) == 130
+    session = described()
+    assert session["complete"] is False and session["incomplete_reason"] == "interrupted"
+    assert session["board"]["granularity_bytes"] == 64
+    assert capsys.readouterr().err.endswith("is incomplete: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_recording_in_order(monkeypatch, number):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def behaviour(request: RecordRequest) -> RecordResult:
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal did not arrive")
+
+    behave(monkeypatch, behaviour)
+    assert main(["record", "-o", "out", "sleep"]) == 130
+    assert described()["incomplete_reason"] == "interrupted"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_dead_machine_leaves_a_readable_session(monkeypatch, capsys):
+    behave(monkeypatch, lambda request: RecordResult(None, False, "QEMU died", metadata=METADATA))
+    assert main(["record", "-o", "out", "true"]) == 2
+    assert described()["incomplete_reason"] == "QEMU died"
+    assert "is incomplete: QEMU died" in capsys.readouterr().err
+
+
+def test_full_disk_is_said_and_described(monkeypatch, capsys):
+    behave(monkeypatch, fails_with(OSError(errno.ENOSPC, "No space left on device")))
+    assert main(["record", "-o", "out", "true"]) == 2
+    reason = f"no space left in {Path('out').resolve()}"
+    assert described()["incomplete_reason"] == reason
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_really_full_disk_can_still_be_described(monkeypatch, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr(record, "FREE_BYTES_MIN", 0)
+
+    def behaviour(request: RecordRequest) -> RecordResult:
+        with (request.session_dir / "bus.0.raw").open("ab", buffering=0) as bus:
+            while True:
+                bus.write(bytes(1 << 16))
+
+    behave(monkeypatch, behaviour)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", disk], check=True)
+    try:
+        assert main(["record", "-o", str(disk / "out"), "true"]) == 2
+        assert described(disk / "out")["incomplete_reason"].startswith("no space left in")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_too_full_disk_is_refused_before_recording(monkeypatch, capsys):
+    monkeypatch.setattr(record, "FREE_BYTES_MIN", 1 << 62)
+    assert main(["record", "true"]) == 2
+    assert not FakeBoard.requests
+    assert "a recording needs at least" in capsys.readouterr().err
+    assert not list(Path("ptat-sessions").iterdir())
+
+
+def test_nothing_recorded_leaves_no_session(monkeypatch, capsys):
+    def behaviour(request: RecordRequest) -> RecordResult:
+        (request.session_dir / "bus.0.raw").unlink()
+        raise BoardError("there is no QEMU", "install it")
+
+    behave(monkeypatch, behaviour)
+    assert main(["record", "-o", "out", "true"]) == 2
+    assert not Path("out").exists()
+    assert capsys.readouterr().err == "ptat: error: there is no QEMU\n  install it\n"
+
+
+def test_what_explains_a_failure_is_kept(monkeypatch):
+    behave(monkeypatch, fails_with(BoardError("the guest did not boot")))
+    assert main(["record", "-o", "out", "true"]) == 2
+    assert [path.name for path in Path("out").iterdir()] == ["bus.0.raw"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["record"], "nothing to run"),
+        (["record", "--"], "nothing to run"),
+        (["record", "--board", "nix", "true"], "there is no board 'nix'"),
+        (["record", "--board", "broken", "true"], "board broken cannot be loaded"),
+        (["record", "--board", "bare", "--cpus", "2", "true"], "board bare has no option --cpus"),
+        (["record", "--nonsense", "--", "true"], "unrecognized arguments: --nonsense"),
+        (["record", "--region", "12X", "true"], "--region: '12X' is not a size"),
+        (["record", "--region", "0", "true"], "--region: '0' is not a size"),
+        (["record", "--granularity", "16", "true"], "invalid choice: 16"),
+        (["record", "-o", "full", "true"], "full exists and is not empty"),
+        (["record", "-o", "file", "true"], "file is not a directory"),
+        (["record", "-o", "file/below", "true"], "file/below is not a directory"),
+    ],
+)
+def test_bad_requests_are_refused(arguments, message, capsys):
+    Path("full").mkdir()
+    Path("full/kept").touch()
+    Path("file").touch()
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ptat: error: ") and message in error
+    assert not FakeBoard.requests
+    assert Path("full/kept").exists()
+
+
+def test_doctor_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(FakeBoard, "checks", [Check("qemu", True, "10.0.2")])
+    assert main(["doctor", "--board", "fake"]) == 0
+    out = capsys.readouterr().out
+    assert "board fake" in out and "10.0.2" in out
+    assert "without PTAT" in out
+
+    monkeypatch.setattr(FakeBoard, "checks", [Check("qemu", False, "missing", "install it")])
+    assert main(["doctor", "--board", "fake"]) == 1
+    assert "→ install it" in capsys.readouterr().out
