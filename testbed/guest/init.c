@@ -1,0 +1,829 @@
+// SPDX-License-Identifier: BSD-2-Clause
+/*
+ * Process 1 of the testbed's guest: gives one command the host's file system,
+ * records the kernel's side of its TLB misses, and tells the host how it went.
+ *
+ * Devices: virtio serial ports `control`, `stdin`, `stdout`, `stderr`; 9p
+ * shares `root` (the host's /, read-only) and `kernel` (the session's kernel/,
+ * written here).
+ *
+ * control, from the host: first the configuration as strings `key=value`, each
+ * with its NUL, ended by an empty string:
+ *	arg      one argument of the command, in order
+ *	env      one string of its environment
+ *	cwd      its directory
+ *	rlimit   "resource soft hard", numbers
+ *	self     what the command writes to /sys/kernel/mm/ptat/self
+ *	levels   what is written to /sys/kernel/mm/ptat/levels
+ *	event    a tracepoint of the system ptat to enable, or "name filter"
+ *	buffer   ring buffer of each CPU in KiB
+ *	hostname
+ * then lines: "go" (after start and stop), "signal N" (for the command).
+ *
+ * control, to the host, lines:
+ *	release R, cpus N       once the guest is up
+ *	start                   the bus capture may begin; waits for "go"
+ *	alive                   every two seconds
+ *	exec-failed ERRNO TEXT  the command can't be run
+ *	log-failed FILE: TEXT   the log could not be written: the run is aborted
+ *	exited N, killed N      the command's end
+ *	stop                    the capture is over; waits for "go"
+ *	stdout N, stderr N      bytes that the command wrote
+ *	tsc_hz N
+ *	text NAME N             followed by N bytes: a file of the kernel
+ *	done                    nothing more will come; the host ends the machine
+ *	error TEXT              the machine can't do it
+ *
+ * stdin: chunks, each a 32-bit length and as many bytes; length 0 is the end.
+ * stdout, stderr: bytes.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <net/if.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include <x86intrin.h>
+
+#define TRACING	     "/sys/kernel/tracing"
+#define PTAT	     "/sys/kernel/mm/ptat"
+#define LOG_SHARE    "/.ptat-kernel"
+#define PAGE_BYTES   4096
+#define LOG_PAGES    120 /* one 9p request */
+#define LOG_FLUSH_MS 250 /* what a crash may cost of the log */
+#define ALIVE_MS     2000
+
+/* Long NOPs that the plugin knows and real machines ignore. */
+#define CAPTURE(code) asm volatile(".byte 0x0f,0x1f,0x80," #code ",0x00,0x54,0x50" ::: "memory")
+
+struct config {
+	char **argv, **envp, **rlimits, **events;
+	const char *cwd, *self, *levels, *buffer, *hostname;
+};
+
+struct relay {
+	pthread_t thread;
+	int from, to;
+	uint64_t bytes;
+};
+
+struct logger {
+	pthread_t thread;
+	int cpu, raw, file;
+};
+
+static int control = -1;
+static pthread_mutex_t control_lock = PTHREAD_MUTEX_INITIALIZER;
+static int log_end;    /* eventfd: readable once the loggers shall finish */
+static int log_broken; /* eventfd: readable once a logger can't write */
+
+static bool write_all(int fd, const void *data, size_t size)
+{
+	for (const char *p = data; size;) {
+		ssize_t n = write(fd, p, size);
+
+		if (n < 0)
+			return false;
+		p += n;
+		size -= n;
+	}
+	return true;
+}
+
+static void tell(const char *format, ...)
+{
+	char line[1024];
+	va_list ap;
+	int n;
+
+	va_start(ap, format);
+	n = vsnprintf(line, sizeof(line) - 1, format, ap);
+	va_end(ap);
+	if (n > (int)sizeof(line) - 2)
+		n = sizeof(line) - 2;
+	line[n++] = '\n';
+	pthread_mutex_lock(&control_lock);
+	write_all(control, line, n);
+	pthread_mutex_unlock(&control_lock);
+}
+
+/* The host ends the machine, or run_alive() does when the host is gone. */
+static void wait_for_end(void)
+{
+	for (;;)
+		pause();
+}
+
+static void *run_alive(void *unused)
+{
+	struct pollfd fd = {.fd = control};
+
+	while (!poll(&fd, 1, ALIVE_MS))
+		tell("alive");
+	reboot(RB_POWER_OFF);
+	return unused;
+}
+
+static void fail(const char *format, ...)
+{
+	char text[512];
+	va_list ap;
+
+	va_start(ap, format);
+	vsnprintf(text, sizeof(text), format, ap);
+	va_end(ap);
+	tell("error %s", text);
+	wait_for_end();
+}
+
+#define fail_errno(format, ...) fail(format ": %s", ##__VA_ARGS__, strerror(errno))
+
+static void *must(void *pointer)
+{
+	if (!pointer)
+		fail_errno("the guest's init");
+	return pointer;
+}
+
+static void make_dir(const char *path)
+{
+	if (mkdir(path, 0755) && errno != EEXIST)
+		fail_errno("mkdir %s", path);
+}
+
+static void mount_at(const char *type, const char *source, const char *path, unsigned long flags,
+		     const char *options)
+{
+	make_dir(path);
+	if (mount(source, path, type, flags, options))
+		fail_errno("mount %s on %s", type, path);
+}
+
+static bool put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	bool done = fd >= 0 && write_all(fd, text, strlen(text));
+
+	if (fd >= 0)
+		close(fd);
+	return done;
+}
+
+static void must_put(const char *path, const char *text)
+{
+	if (!put(path, text))
+		fail_errno("write \"%s\" to %s", text, path);
+}
+
+/* The whole of a small file of the kernel; such files have no size. */
+static char *slurp(const char *path, size_t *size)
+{
+	size_t room = PAGE_BYTES;
+	char *data = must(malloc(room));
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t n;
+
+	*size = 0;
+	if (fd < 0) {
+		free(data);
+		return NULL;
+	}
+	while ((n = read(fd, data + *size, room - *size)) > 0) {
+		*size += n;
+		if (*size == room)
+			data = must(realloc(data, room *= 2));
+	}
+	close(fd);
+	return data;
+}
+
+/* ---- Ports to the host ---- */
+
+static int open_port(const char *name)
+{
+	struct dirent *entry;
+	char path[300], got[64];
+	DIR *ports = opendir("/sys/class/virtio-ports");
+	int fd = -1;
+
+	while (ports && fd < 0 && (entry = readdir(ports))) {
+		size_t size;
+		char *text;
+
+		snprintf(path, sizeof(path), "/sys/class/virtio-ports/%s/name", entry->d_name);
+		text = slurp(path, &size);
+		if (!text)
+			continue;
+		snprintf(got, sizeof(got), "%.*s", (int)size, text);
+		got[strcspn(got, "\n")] = 0;
+		free(text);
+		if (strcmp(got, name))
+			continue;
+		snprintf(path, sizeof(path), "/dev/%s", entry->d_name);
+		fd = open(path, O_RDWR | O_CLOEXEC);
+	}
+	if (ports)
+		closedir(ports);
+	return fd;
+}
+
+/* Ports come up one after the other, each first as not connected. */
+static int wait_port(const char *name)
+{
+	struct pollfd port = {.fd = -1};
+
+	for (;;) {
+		if (port.fd < 0)
+			port.fd = open_port(name);
+		if (port.fd >= 0 && poll(&port, 1, 0) >= 0 && !(port.revents & POLLHUP))
+			return port.fd;
+		usleep(2000);
+	}
+}
+
+static void append(char ***list, char *value)
+{
+	size_t n = 0;
+
+	while (*list && (*list)[n])
+		n++;
+	*list = must(realloc(*list, (n + 2) * sizeof(**list)));
+	(*list)[n] = value;
+	(*list)[n + 1] = NULL;
+}
+
+/* Reads up to the empty string, and not a byte more. */
+static char *read_config(void)
+{
+	size_t size = 0, room = 1 << 16;
+	char *data = must(malloc(room));
+
+	for (;;) {
+		if (read(control, data + size, 1) != 1)
+			wait_for_end();
+		if (!data[size] && (!size || !data[size - 1]))
+			return data;
+		if (++size == room)
+			data = must(realloc(data, room *= 2));
+	}
+}
+
+static void parse_config(struct config *config, char *data)
+{
+	for (char *s = data; *s; s += strlen(s) + 1) {
+		size_t key = strcspn(s, "=");
+		char *value = s + key + (s[key] == '=');
+
+#define IS(name) (key == strlen(name) && !strncmp(s, name, key))
+		if (IS("arg"))
+			append(&config->argv, value);
+		else if (IS("env"))
+			append(&config->envp, value);
+		else if (IS("rlimit"))
+			append(&config->rlimits, value);
+		else if (IS("event"))
+			append(&config->events, value);
+		else if (IS("cwd"))
+			config->cwd = value;
+		else if (IS("self"))
+			config->self = value;
+		else if (IS("levels"))
+			config->levels = value;
+		else if (IS("buffer"))
+			config->buffer = value;
+		else if (IS("hostname"))
+			config->hostname = value;
+		else
+			fail("the guest's init knows no \"%s\"", s);
+#undef IS
+	}
+}
+
+/* A line of the host, without its end; false when there is none. */
+static bool read_line(char *line, size_t size)
+{
+	size_t n = 0;
+	char c;
+
+	while (read(control, &c, 1) == 1) {
+		if (c == '\n') {
+			line[n] = 0;
+			return true;
+		}
+		if (n < size - 1)
+			line[n++] = c;
+	}
+	return false;
+}
+
+static void wait_go(void)
+{
+	char line[64];
+
+	while (read_line(line, sizeof(line)))
+		if (!strcmp(line, "go"))
+			return;
+	wait_for_end();
+}
+
+/* ---- The file system ---- */
+
+static void link_dev(const char *target, const char *path)
+{
+	if (symlink(target, path) && errno != EEXIST)
+		fail_errno("symlink %s", path);
+}
+
+static void mount_root(void)
+{
+	make_dir("/lower");
+	make_dir("/rw");
+	make_dir("/new");
+	mount_at("9p", "root", "/lower", MS_RDONLY,
+		 "trans=virtio,version=9p2000.L,msize=512000,cache=loose");
+	mount_at("tmpfs", "tmpfs", "/rw", 0, "mode=755");
+	make_dir("/rw/upper");
+	make_dir("/rw/work");
+	mount_at("overlay", "overlay", "/new", 0,
+		 "lowerdir=/lower,upperdir=/rw/upper,workdir=/rw/work");
+	if (chdir("/new") || mount(".", "/", NULL, MS_MOVE, NULL) || chroot(".") || chdir("/"))
+		fail_errno("change to the host's file system");
+
+	mount_at("proc", "proc", "/proc", 0, NULL);
+	mount_at("sysfs", "sysfs", "/sys", 0, NULL);
+	mount_at("debugfs", "debugfs", "/sys/kernel/debug", 0, NULL);
+	mount_at("tracefs", "tracefs", TRACING, 0, NULL);
+	mount_at("devtmpfs", "devtmpfs", "/dev", 0, NULL);
+	mount_at("devpts", "devpts", "/dev/pts", 0, "ptmxmode=666");
+	mount_at("tmpfs", "tmpfs", "/dev/shm", 0, "mode=1777");
+	mount_at("hugetlbfs", "hugetlbfs", "/dev/hugepages", 0, NULL);
+	link_dev("/proc/self/fd", "/dev/fd");
+	link_dev("/proc/self/fd/0", "/dev/stdin");
+	link_dev("/proc/self/fd/1", "/dev/stdout");
+	link_dev("/proc/self/fd/2", "/dev/stderr");
+	mount_at("tmpfs", "tmpfs", "/run", 0, "mode=755");
+	mount_at("9p", "kernel", LOG_SHARE, 0,
+		 "trans=virtio,version=9p2000.L,msize=512000,cache=none");
+}
+
+static void loopback_up(void)
+{
+	struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &lo))
+		fail_errno("bring up lo");
+	close(fd);
+}
+
+/* ---- The kernel's log ---- */
+
+static void copy_to_share(const char *from, const char *to)
+{
+	char path[300];
+	size_t size;
+	char *data = slurp(from, &size);
+	int fd;
+
+	if (!data)
+		fail_errno("read %s", from);
+	snprintf(path, sizeof(path), LOG_SHARE "/%s", to);
+	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+	if (fd < 0 || !write_all(fd, data, size) || close(fd))
+		tell("log-failed kernel/%s: %s", to, strerror(errno));
+	free(data);
+}
+
+static void setup_tracing(const struct config *config)
+{
+	char path[300], name[200];
+
+	must_put(TRACING "/trace_clock", "x86-tsc");
+	must_put(TRACING "/buffer_size_kb", config->buffer);
+	must_put(TRACING "/buffer_percent", "10");
+	/* A full buffer drops new events and counts them; the rest stays whole. */
+	must_put(TRACING "/options/overwrite", "0");
+	copy_to_share(TRACING "/events/header_page", "formats/header_page");
+	copy_to_share(TRACING "/events/header_event", "formats/header_event");
+	for (char **event = config->events; event && *event; event++) {
+		const char *filter = strchr(*event, ' ');
+		int length = filter ? filter - *event : (int)strlen(*event);
+
+		snprintf(path, sizeof(path), TRACING "/events/ptat/%.*s/format", length, *event);
+		snprintf(name, sizeof(name), "formats/%.*s", length, *event);
+		copy_to_share(path, name);
+		if (filter) {
+			snprintf(path, sizeof(path), TRACING "/events/ptat/%.*s/filter", length,
+				 *event);
+			must_put(path, filter + 1);
+		}
+		snprintf(path, sizeof(path), TRACING "/events/ptat/%.*s/enable", length, *event);
+		must_put(path, "1");
+	}
+}
+
+/* Moves what the ring buffer holds to the host. */
+static bool drain(struct logger *logger, char *pages)
+{
+	bool more = true;
+
+	while (more) {
+		size_t size = 0;
+
+		while (size < LOG_PAGES * PAGE_BYTES) {
+			ssize_t n = read(logger->raw, pages + size, PAGE_BYTES);
+
+			if (n <= 0) {
+				more = false;
+				break;
+			}
+			/* A page is written whole; what follows n is unused. */
+			memset(pages + size + n, 0, PAGE_BYTES - n);
+			size += PAGE_BYTES;
+		}
+		if (!write_all(logger->file, pages, size))
+			return false;
+	}
+	return true;
+}
+
+static void *run_logger(void *argument)
+{
+	struct logger *logger = argument;
+	struct pollfd fds[2] = {
+	    {.fd = logger->raw, .events = POLLIN},
+	    {.fd = log_end, .events = POLLIN},
+	};
+	char *pages = must(aligned_alloc(PAGE_BYTES, LOG_PAGES * PAGE_BYTES));
+	bool end;
+
+	do {
+		poll(fds, 2, LOG_FLUSH_MS);
+		end = fds[1].revents;
+		if (!drain(logger, pages)) {
+			tell("log-failed kernel/cpu%d.raw: %s", logger->cpu, strerror(errno));
+			eventfd_write(log_broken, 1);
+			break;
+		}
+	} while (!end);
+	free(pages);
+	return NULL;
+}
+
+static struct logger *start_loggers(int cpus)
+{
+	struct logger *loggers = must(calloc(cpus, sizeof(*loggers)));
+	char path[200];
+
+	for (int cpu = 0; cpu < cpus; cpu++) {
+		struct logger *logger = &loggers[cpu];
+
+		logger->cpu = cpu;
+		snprintf(path, sizeof(path), TRACING "/per_cpu/cpu%d/trace_pipe_raw", cpu);
+		logger->raw = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+		if (logger->raw < 0)
+			fail_errno("open %s", path);
+		snprintf(path, sizeof(path), LOG_SHARE "/cpu%d.raw", cpu);
+		logger->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+		if (logger->file < 0)
+			fail_errno("create kernel/cpu%d.raw", cpu);
+		if (pthread_create(&logger->thread, NULL, run_logger, logger))
+			fail_errno("start a thread");
+	}
+	return loggers;
+}
+
+static void end_loggers(struct logger *loggers, int cpus)
+{
+	char from[200], to[32];
+
+	eventfd_write(log_end, 1);
+	for (int cpu = 0; cpu < cpus; cpu++) {
+		pthread_join(loggers[cpu].thread, NULL);
+		if (close(loggers[cpu].file))
+			tell("log-failed kernel/cpu%d.raw: %s", cpu, strerror(errno));
+		snprintf(from, sizeof(from), TRACING "/per_cpu/cpu%d/stats", cpu);
+		snprintf(to, sizeof(to), "cpu%d.stats", cpu);
+		copy_to_share(from, to);
+	}
+}
+
+/* ---- The command ---- */
+
+static void *relay_out(void *argument)
+{
+	struct relay *relay = argument;
+	char data[32768];
+	ssize_t n;
+
+	while ((n = read(relay->from, data, sizeof(data))) > 0) {
+		write_all(relay->to, data, n);
+		relay->bytes += n;
+	}
+	return NULL;
+}
+
+static bool read_all(int fd, void *data, size_t size)
+{
+	for (char *p = data; size;) {
+		ssize_t n = read(fd, p, size);
+
+		if (n <= 0)
+			return false;
+		p += n;
+		size -= n;
+	}
+	return true;
+}
+
+static void *relay_in(void *argument)
+{
+	struct relay *relay = argument;
+	char data[32768];
+	uint32_t left;
+
+	while (read_all(relay->from, &left, sizeof(left)) && left) {
+		while (left) {
+			size_t n = left < sizeof(data) ? left : sizeof(data);
+
+			if (!read_all(relay->from, data, n))
+				return NULL;
+			/* A command that reads no further loses the rest. */
+			write_all(relay->to, data, n);
+			left -= n;
+		}
+	}
+	close(relay->to);
+	return NULL;
+}
+
+static void start_relay(struct relay *relay, void *(*run)(void *))
+{
+	if (pthread_create(&relay->thread, NULL, run, relay))
+		fail_errno("start a thread");
+}
+
+static void cant_run(int report, const char *what)
+{
+	dprintf(report, "%d %s: %s", errno, what, strerror(errno));
+	_exit(127);
+}
+
+static void exec_command(const struct config *config, const int streams[3], int report)
+{
+	sigset_t none;
+
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	signal(SIGPIPE, SIG_DFL);
+	setsid();
+	for (int i = 0; i < 3; i++)
+		dup2(streams[i], i);
+	for (char **r = config->rlimits; r && *r; r++) {
+		unsigned long long soft, hard;
+		struct rlimit limit;
+		int resource;
+
+		if (sscanf(*r, "%d %llu %llu", &resource, &soft, &hard) == 3) {
+			limit.rlim_cur = soft;
+			limit.rlim_max = hard;
+			setrlimit(resource, &limit);
+		}
+	}
+	environ = config->envp;
+	if (chdir(config->cwd))
+		cant_run(report, config->cwd);
+	if (!put(PTAT "/self", config->self))
+		cant_run(report, PTAT "/self");
+	execvp(config->argv[0], config->argv);
+	cant_run(report, config->argv[0]);
+}
+
+/* Returns the command's process id, or 0 if it can't be executed. */
+static pid_t start_command(const struct config *config, const int streams[3])
+{
+	char why[512];
+	int report[2];
+	pid_t child;
+	ssize_t n;
+
+	if (pipe2(report, O_CLOEXEC))
+		fail_errno("make a pipe");
+	child = fork();
+	if (child < 0)
+		fail_errno("fork");
+	if (!child)
+		exec_command(config, streams, report[1]);
+	close(report[1]);
+	for (int i = 0; i < 3; i++)
+		close(streams[i]);
+	n = read(report[0], why, sizeof(why));
+	if (n > 0) {
+		tell("exec-failed %.*s", (int)n, why);
+		waitpid(child, NULL, 0);
+		child = 0;
+	}
+	close(report[0]);
+	return child;
+}
+
+/*
+ * Until no process is left. The recording ends with the command; what it left
+ * running ends then too, so that every table is given back.
+ */
+static void attend(pid_t child, int children)
+{
+	struct pollfd fds[3] = {
+	    {.fd = control, .events = POLLIN},
+	    {.fd = children, .events = POLLIN},
+	    {.fd = log_broken, .events = POLLIN},
+	};
+	struct signalfd_siginfo info;
+	bool ending = false;
+	char line[64];
+	int status, number;
+	pid_t pid;
+
+	for (;;) {
+		poll(fds, 3, -1);
+		if (fds[0].revents & POLLIN && read_line(line, sizeof(line)) &&
+		    sscanf(line, "signal %d", &number) == 1)
+			kill(-child, number);
+		if (fds[2].revents & POLLIN) {
+			fds[2].fd = -1;
+			kill(-1, SIGKILL);
+		}
+		if (fds[1].revents & POLLIN && read(children, &info, sizeof(info)) < 0)
+			fail_errno("read signals");
+		while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+			if (pid != child)
+				continue;
+			ending = true;
+			if (WIFSIGNALED(status))
+				tell("killed %d", WTERMSIG(status));
+			else
+				tell("exited %d", WEXITSTATUS(status));
+		}
+		if (pid < 0)
+			return;
+		if (ending)
+			kill(-1, SIGKILL);
+	}
+}
+
+/* ---- What the host wants to know afterwards ---- */
+
+static void tell_file(const char *name, const char *path)
+{
+	size_t size;
+	char *data = slurp(path, &size);
+
+	if (!data)
+		fail_errno("read %s", path);
+	pthread_mutex_lock(&control_lock);
+	dprintf(control, "text %s %zu\n", name, size);
+	write_all(control, data, size);
+	pthread_mutex_unlock(&control_lock);
+	free(data);
+}
+
+/* Tables are given back after a grace period. */
+static void wait_tables_free(void)
+{
+	for (int tries = 0; tries < 100; tries++) {
+		size_t size;
+		char *stat = slurp(PTAT "/stat", &size);
+		unsigned long long used = 0;
+		const char *at = stat ? memmem(stat, size, "used ", 5) : NULL;
+
+		if (at)
+			used = strtoull(at + 5, NULL, 10);
+		free(stat);
+		if (!used)
+			return;
+		usleep(10000);
+	}
+}
+
+struct clocks {
+	uint64_t tsc;
+	struct timespec raw;
+};
+
+static struct clocks read_clocks(void)
+{
+	struct clocks clocks;
+
+	clocks.tsc = __rdtsc();
+	clock_gettime(CLOCK_MONOTONIC_RAW, &clocks.raw);
+	return clocks;
+}
+
+static void tell_tsc_hz(const struct clocks *from)
+{
+	struct clocks to = read_clocks();
+	double seconds =
+	    (to.raw.tv_sec - from->raw.tv_sec) + (to.raw.tv_nsec - from->raw.tv_nsec) * 1e-9;
+
+	tell("tsc_hz %.0f", (to.tsc - from->tsc) / seconds);
+}
+
+int main(void)
+{
+	struct clocks boot = read_clocks();
+	pthread_t alive;
+	struct relay in, out, err;
+	struct logger *loggers;
+	struct config config = {0};
+	struct utsname name;
+	int cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	int pipes[3][2], children;
+	sigset_t chld;
+	pid_t child;
+
+	mount_at("devtmpfs", "devtmpfs", "/dev", 0, NULL);
+	mount_at("sysfs", "sysfs", "/sys", 0, NULL);
+	control = wait_port("control");
+	if (pthread_create(&alive, NULL, run_alive, NULL))
+		fail_errno("start a thread");
+	in.from = wait_port("stdin");
+	out.to = wait_port("stdout");
+	err.to = wait_port("stderr");
+	parse_config(&config, read_config());
+
+	mount_root();
+	loopback_up();
+	sethostname(config.hostname, strlen(config.hostname));
+	if (access(PTAT "/self", F_OK))
+		fail("the guest's kernel has no " PTAT
+		     ": it lacks the ptat patch, or refused its region");
+	must_put(PTAT "/levels", config.levels);
+	setup_tracing(&config);
+
+	signal(SIGPIPE, SIG_IGN);
+	sigemptyset(&chld);
+	sigaddset(&chld, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &chld, NULL);
+	children = signalfd(-1, &chld, SFD_CLOEXEC);
+	log_end = eventfd(0, EFD_CLOEXEC);
+	log_broken = eventfd(0, EFD_CLOEXEC);
+	for (int i = 0; i < 3; i++)
+		if (pipe2(pipes[i], O_CLOEXEC))
+			fail_errno("make a pipe");
+	in.to = pipes[0][1];
+	out.from = pipes[1][0];
+	err.from = pipes[2][0];
+
+	uname(&name);
+	tell("release %s", name.release);
+	tell("cpus %d", cpus);
+	tell_file("region", PTAT "/region");
+	loggers = start_loggers(cpus);
+	start_relay(&in, relay_in);
+	start_relay(&out, relay_out);
+	start_relay(&err, relay_out);
+
+	tell("start");
+	wait_go();
+	CAPTURE(0x01);
+	must_put(PTAT "/marker", "1");
+	child = start_command(&config, (int[3]){pipes[0][0], pipes[1][1], pipes[2][1]});
+	if (child)
+		attend(child, children);
+	must_put(PTAT "/marker", "2");
+	CAPTURE(0x02);
+	tell("stop");
+	wait_go();
+
+	end_loggers(loggers, cpus);
+	pthread_join(out.thread, NULL);
+	pthread_join(err.thread, NULL);
+	tell("stdout %llu", (unsigned long long)out.bytes);
+	tell("stderr %llu", (unsigned long long)err.bytes);
+	tell_tsc_hz(&boot);
+	wait_tables_free();
+	tell_file("stat", PTAT "/stat");
+	tell_file("check", "/sys/kernel/debug/ptat/check");
+	tell("done");
+	wait_for_end();
+}

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What the guest is made of: kernel, plugin and initramfs, built once and kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptat_host.boards.base import BoardError
+
+from ptat_testbed import initramfs
+from ptat_testbed.progress import progress
+
+SOURCES = Path(__file__).resolve().parents[2]
+KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
+PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
+INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
+INIT_FLAGS = ("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A built kernel: the files of one directory."""
+
+    directory: Path
+
+    @property
+    def image(self) -> Path:
+        """What QEMU boots."""
+        return self.directory / "bzImage"
+
+    def symbol(self, name: str) -> int:
+        """Virtual address of a symbol, from System.map (the guest runs with nokaslr).
+
+        :raises BoardError: there is no such symbol.
+        """
+        for line in (self.directory / "System.map").read_text().splitlines():
+            address, _, symbol = line.split()
+            if symbol == name:
+                return int(address, 16)
+        raise BoardError(f"the kernel in {self.directory} has no symbol {name}")
+
+
+def cache_root() -> Path:
+    """The directory that built things are kept in; it need not exist."""
+    if path := os.environ.get("PTAT_CACHE"):
+        return Path(path)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ptat"
+
+
+def run_script(script: Path, *args: str) -> Path:
+    """Run a build script, its progress going to stderr; return the path it prints.
+
+    :raises BoardError: the script is missing or fails.
+    """
+    if not script.exists():
+        raise BoardError(
+            f"{script} is missing", "the testbed runs from a clone of ptat: pip install -e ."
+        )
+    done = subprocess.run([script, *args], stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.split()
+    if done.returncode or len(lines) != 1:
+        raise BoardError(f"{script.relative_to(SOURCES)} failed", "its messages are above")
+    return Path(lines[0])
+
+
+def kernel() -> Kernel:
+    """The patched kernel, built if it is not in the cache (takes minutes)."""
+    return Kernel(run_script(KERNEL_SCRIPT))
+
+
+def plugin() -> Path:
+    """The QEMU plugin (``ptat.so``), built if it is not in the cache."""
+    return run_script(PLUGIN_SCRIPT)
+
+
+@contextlib.contextmanager
+def _new_directory(final: Path) -> Iterator[Path]:
+    """A directory that gets its name only once it is filled, so that none is found half made."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}-") as temporary:
+        filled = Path(temporary) / "new"
+        filled.mkdir()
+        yield filled
+        # Another run may have been faster: then its directory is as good.
+        with contextlib.suppress(OSError):
+            filled.rename(final)
+
+
+def guest_initramfs() -> Path:
+    """The initramfs with the guest's init, compiled if it is not in the cache."""
+    key = hashlib.sha256(INIT_SOURCE.read_bytes())
+    key.update(Path(initramfs.__file__).read_bytes())
+    key.update(repr(INIT_FLAGS).encode())
+    directory = cache_root() / f"guest-{key.hexdigest()[:16]}"
+    archive = directory / "initramfs.cpio"
+    if archive.exists():
+        return archive
+    with progress("compiling the guest's init"), _new_directory(directory) as new:
+        command = ["gcc", *INIT_FLAGS, "-o", str(new / "init"), str(INIT_SOURCE)]
+        hint = "install Debian's gcc and libc6-dev"
+        try:
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        except FileNotFoundError:
+            raise BoardError("there is no gcc to compile the guest's init", hint) from None
+        if done.returncode:
+            raise BoardError(f"gcc cannot compile {INIT_SOURCE}: {done.stderr.strip()}", hint)
+        (new / "initramfs.cpio").write_bytes(initramfs.build((new / "init").read_bytes()))
+    return archive

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Finds what the guest's kernel complains about on its console."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TAIL_LINES = 5
+
+# The console shows warnings and worse; our own kernel code prints nothing else there.
+_COMPLAINT = re.compile(
+    r"WARNING:|BUG:|Oops|Kernel panic|\bptat:|rcu: INFO:|blocked for more than|soft lockup"
+    r"|general protection fault|Out of memory|oom-kill|page allocation failure|Call Trace:"
+    r"|unable to handle|Bad page|Bad rss-counter|non-zero pgtables_bytes"
+)
+_PANIC = re.compile(r"Kernel panic.*")
+_OUT_OF_MEMORY = re.compile(r"Out of memory: Killed process \d+ \(.*?\)")
+
+
+def read(path: Path) -> list[str]:
+    """The console's lines; none if there is no file."""
+    try:
+        return path.read_text(errors="replace").replace("\r", "").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def warnings(lines: list[str]) -> list[str]:
+    """The lines that show that something went wrong in the kernel."""
+    return [line.strip() for line in lines if _COMPLAINT.search(line)]
+
+
+def panic(lines: list[str]) -> str | None:
+    """The kernel's last words, if it panicked."""
+    return next((found[0] for line in lines if (found := _PANIC.search(line))), None)
+
+
+def out_of_memory(lines: list[str]) -> str | None:
+    """Which process the kernel killed for want of memory, if it did."""
+    return next((found[0] for line in lines if (found := _OUT_OF_MEMORY.search(line))), None)
+
+
+def tail(lines: list[str]) -> str:
+    """The last lines, for a message."""
+    return "\n".join(lines[-TAIL_LINES:])

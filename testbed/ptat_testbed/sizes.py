@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Sizes as the user writes them, and where things go in the guest's memory."""
+
+from __future__ import annotations
+
+import re
+
+from ptat_host.boards.base import BoardError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+LOWMEM_MAX_BYTES = 2 * GIB
+"""Guest RAM below 4 GiB; more memory lies above (max-ram-below-4g)."""
+MEMORY_MIN_BYTES = 256 * MIB
+
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes from ``64M``, ``2G``, ``2GiB`` or a plain number.
+
+    :raises BoardError: it is no size.
+    """
+    found = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise BoardError(f"{option} {text}: not a size", "write it as 512M or 2G")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def show_size(size_bytes: int) -> str:
+    """The size as the user would write it."""
+    for unit, factor in (("G", GIB), ("M", MIB), ("K", KIB)):
+        if size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def parse_count(text: str, option: str, maximum: int) -> int:
+    """A whole number from 1 to `maximum`.
+
+    :raises BoardError: it is none.
+    """
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= maximum:
+        raise BoardError(f"{option} {text}: must be a number from 1 to {maximum}")
+    return int(text)
+
+
+def parse_hugepages(text: str) -> list[str]:
+    """The kernel's parameters for ``2M:512`` or ``2M:512,1G:1``.
+
+    :raises BoardError: it is no such list.
+    """
+    parameters = []
+    for item in text.split(","):
+        size, _, count = item.partition(":")
+        if size not in ("2M", "1G") or not count.isdigit():
+            raise BoardError(
+                f"--hugepages {text}: not a list of sizes and numbers", "write it as 2M:512"
+            )
+        parameters += [f"hugepagesz={size}", f"hugepages={count}"]
+    return parameters
+
+
+def lowmem(memory_bytes: int) -> int:
+    """How much of the guest's RAM lies below 4 GiB, in bytes."""
+    return min(memory_bytes, LOWMEM_MAX_BYTES)
+
+
+def region_in_ram(region_bytes: int, memory_bytes: int) -> int:
+    """The address of a region in the middle of low RAM, clear of kernel and initramfs.
+
+    :raises BoardError: the guest has too little memory for it.
+    """
+    low = lowmem(memory_bytes)
+    if region_bytes > low // 4:
+        raise BoardError(
+            f"a region of {show_size(region_bytes)} does not fit into a guest of"
+            f" {show_size(memory_bytes)}",
+            f"use --memory {show_size(min(4 * region_bytes, LOWMEM_MAX_BYTES))}"
+            if 4 * region_bytes <= LOWMEM_MAX_BYTES
+            else f"the largest is {show_size(LOWMEM_MAX_BYTES // 4)}",
+        )
+    return low // 2 // (2 * MIB) * (2 * MIB)
