@@ -129,7 +129,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from ptat_host import console, doctor
 
     names = [arguments.board] if arguments.board else boards.names()
-    table, fine = doctor.render([boards.load(name) for name in names], Path.cwd())
+    table, fine = doctor.render(names, Path.cwd())
     console.show(table)
     return 0 if fine else 1
 

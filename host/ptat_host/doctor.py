@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host.boards.base import Board, Check
+from ptat_host import boards
+from ptat_host.boards.base import BoardError, Check
 from ptat_host.record import FREE_BYTES_MIN
 from ptat_host.sizes import format_size
 
@@ -53,14 +55,22 @@ def _running_kernel(control: Path) -> Check:
     )
 
 
-def render(boards: list[Board], directory: Path) -> tuple[Table, bool]:
-    """All checks as a table, and whether none of them failed."""
+def board_checks(name: str) -> list[Check]:
+    """What that board needs; that it cannot be loaded is an answer, too."""
+    try:
+        return boards.load(name).check()
+    except BoardError as error:
+        return [Check("load", False, error.message, error.hint)]
+
+
+def render(names: Sequence[str], directory: Path) -> tuple[Table, bool]:
+    """All checks for these boards as a table, and whether none of them failed."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(3):
         table.add_column(overflow="fold")
     fine = True
     sections = [("ptat", host_checks(directory))]
-    sections += [(f"board {board.name}", board.check()) for board in boards]
+    sections += [(f"board {name}", board_checks(name)) for name in names]
     for title, checks in sections:
         table.add_row(Text(title, style="bold"))
         for check in checks:

@@ -274,3 +274,6 @@ def test_doctor_says_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr(FakeBoard, "checks", [Check("qemu", False, "missing", "install it")])
     assert main(["doctor", "--board", "fake"]) == 1
     assert "→ install it" in capsys.readouterr().out
+
+    assert main(["doctor", "--board", "broken"]) == 1
+    assert "board broken cannot be loaded" in capsys.readouterr().out

@@ -24,7 +24,7 @@ def load(name: str) -> Board:
         if point.name == name:
             try:
                 board: Board = point.load()()
-            except ImportError as error:
+            except Exception as error:  # whatever is wrong with it, the other boards still work
                 raise BoardError(
                     f"board {name} cannot be loaded: {error}", "install ptat again: make setup"
                 ) from error
