@@ -6,12 +6,12 @@
 
 static int failures;
 
-#define EXPECT(condition)                                                        \
-	do {                                                                     \
-		if (!(condition)) {                                              \
-			printf("line %d: %s does not hold\n", __LINE__, #condition); \
-			failures++;                                              \
-		}                                                                \
+#define EXPECT(condition)                                                                          \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			printf("line %d: %s does not hold\n", __LINE__, #condition);               \
+			failures++;                                                                \
+		}                                                                                  \
 	} while (0)
 
 int main(void)

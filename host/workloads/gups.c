@@ -20,7 +20,7 @@ static const char usage[] =
 	"prints: gups first=ADDRESS bytes=N updates=N threads=N seconds=S gups=RATE\n"
 	"        and with --verify: gups checksum=N wrong=N\n";
 
-#define LANES 128
+#define LANES	   128
 #define POLYNOMIAL 7
 
 static uint64_t times_x(uint64_t r)

@@ -7,11 +7,10 @@
  */
 #include "workload.h"
 
-static const char usage[] =
-	"usage: remap [--bytes SIZE] [--stride SIZE]\n"
-	"  --bytes SIZE   memory to move (default: 1G)\n"
-	"  --stride SIZE  from one touched page to the next (default: 64K)\n"
-	"prints: remap from=ADDRESS to=ADDRESS pages=N wrong=N\n";
+static const char usage[] = "usage: remap [--bytes SIZE] [--stride SIZE]\n"
+			    "  --bytes SIZE   memory to move (default: 1G)\n"
+			    "  --stride SIZE  from one touched page to the next (default: 64K)\n"
+			    "prints: remap from=ADDRESS to=ADDRESS pages=N wrong=N\n";
 
 #define ALIGNMENT (1UL << 30)
 

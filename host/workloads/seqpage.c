@@ -20,7 +20,7 @@ static const char usage[] =
 
 /* Documentation/admin-guide/mm/pagemap.rst */
 #define PAGEMAP_PRESENT (1UL << 63)
-#define PAGEMAP_FRAME ((1UL << 55) - 1)
+#define PAGEMAP_FRAME	((1UL << 55) - 1)
 
 static void write_pagemap(const char *path, uint64_t first, uint64_t pages, uint64_t page_bytes)
 {
@@ -35,8 +35,8 @@ static void write_pagemap(const char *path, uint64_t first, uint64_t pages, uint
 		uint64_t address = first + page * page_bytes;
 		uint64_t entry;
 
-		if (pread(pagemap, &entry, sizeof(entry), address / BASE_PAGE_BYTES * sizeof(entry)) !=
-		    sizeof(entry))
+		if (pread(pagemap, &entry, sizeof(entry),
+			  address / BASE_PAGE_BYTES * sizeof(entry)) != sizeof(entry))
 			fail("/proc/self/pagemap: %s", strerror(errno));
 		if (!(entry & PAGEMAP_PRESENT))
 			fail("page %#lx is not in memory: give the machine more of it", address);

@@ -136,7 +136,7 @@ static void wait_for_end(void)
 
 static void *run_alive(void *unused)
 {
-	struct pollfd fd = {.fd = control};
+	struct pollfd fd = { .fd = control };
 
 	while (!poll(&fd, 1, ALIVE_MS))
 		tell("alive");
@@ -250,7 +250,7 @@ static int open_port(const char *name)
 /* Ports come up one after the other, each first as not connected. */
 static int wait_port(const char *name)
 {
-	struct pollfd port = {.fd = -1};
+	struct pollfd port = { .fd = -1 };
 
 	for (;;) {
 		if (port.fd < 0)
@@ -388,7 +388,7 @@ static void mount_root(void)
 
 static void loopback_up(void)
 {
-	struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+	struct ifreq lo = { .ifr_name = "lo", .ifr_flags = IFF_UP };
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
 	if (fd < 0 || ioctl(fd, SIOCSIFFLAGS, &lo))
@@ -471,8 +471,8 @@ static void *run_logger(void *argument)
 {
 	struct logger *logger = argument;
 	struct pollfd fds[2] = {
-	    {.fd = logger->raw, .events = POLLIN},
-	    {.fd = log_end, .events = POLLIN},
+		{ .fd = logger->raw, .events = POLLIN },
+		{ .fd = log_end, .events = POLLIN },
 	};
 	char *pages = must(aligned_alloc(PAGE_BYTES, LOG_PAGES * PAGE_BYTES));
 	bool end;
@@ -654,9 +654,9 @@ static pid_t start_command(const struct config *config, const int streams[3])
 static void attend(pid_t child, int children)
 {
 	struct pollfd fds[3] = {
-	    {.fd = control, .events = POLLIN},
-	    {.fd = children, .events = POLLIN},
-	    {.fd = log_broken, .events = POLLIN},
+		{ .fd = control, .events = POLLIN },
+		{ .fd = children, .events = POLLIN },
+		{ .fd = log_broken, .events = POLLIN },
 	};
 	struct signalfd_siginfo info;
 	bool ending = false;
@@ -743,7 +743,7 @@ static void tell_tsc_hz(const struct clocks *from)
 {
 	struct clocks to = read_clocks();
 	double seconds =
-	    (to.raw.tv_sec - from->raw.tv_sec) + (to.raw.tv_nsec - from->raw.tv_nsec) * 1e-9;
+		(to.raw.tv_sec - from->raw.tv_sec) + (to.raw.tv_nsec - from->raw.tv_nsec) * 1e-9;
 
 	tell("tsc_hz %.0f", (to.tsc - from->tsc) / seconds);
 }
@@ -754,7 +754,7 @@ int main(void)
 	pthread_t alive;
 	struct relay in, out, err;
 	struct logger *loggers;
-	struct config config = {0};
+	struct config config = { 0 };
 	struct utsname name;
 	int cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	int pipes[3][2], children;
@@ -807,7 +807,7 @@ int main(void)
 	wait_go();
 	CAPTURE(0x01);
 	must_put(PTAT "/marker", "1");
-	child = start_command(&config, (int[3]){pipes[0][0], pipes[1][1], pipes[2][1]});
+	child = start_command(&config, (int[3]){ pipes[0][0], pipes[1][1], pipes[2][1] });
 	if (child)
 		attend(child, children);
 	must_put(PTAT "/marker", "2");
