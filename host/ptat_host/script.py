@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-HEADER = b"# time_s            comm               tgid          vaddr  page span\n"
+HEADER = b"#           time_s comm               tgid          vaddr page span\n"
 
 _PAGE_SIZES = {1 << 12: "4K", 1 << 21: "2M", 1 << 30: "1G"}
 
