@@ -14,7 +14,7 @@ packages=(
 	# the guest: QEMU and the kernel's source
 	qemu-system-x86 seabios linux-source-6.12
 	# building the kernel
-	build-essential bc bison flex libelf-dev libssl-dev kmod cpio rsync xz-utils perl
+	build-essential bc bison flex libelf-dev libssl-dev kmod lz4 xz-utils perl
 	# building the plugin (its header comes from QEMU's source package: dpkg-dev)
 	libglib2.0-dev zlib1g-dev pkg-config dpkg-dev
 	# Python, and the lint of shell
