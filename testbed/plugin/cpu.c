@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#include "cpu.h"
+
+void cpu_init(struct cpu *cpu, unsigned index, const struct cpu_model *model,
+	      struct capture *capture)
+{
+	memset(cpu, 0, sizeof(*cpu));
+	tlb_init(&cpu->tlb, model);
+	psc_init(&cpu->psc, model);
+	cpu->capture = capture;
+	cpu->index = index;
+}
+
+void cpu_free(struct cpu *cpu)
+{
+	tlb_free(&cpu->tlb);
+	psc_free(&cpu->psc);
+}
+
+static unsigned current_pcid(const struct cpu *cpu)
+{
+	return cpu->cr4 & CR4_PCIDE ? cpu->cr3 & CR3_PCID : 0;
+}
+
+static void flush_all(struct cpu *cpu)
+{
+	tlb_flush_all(&cpu->tlb);
+	psc_flush_all(&cpu->psc);
+}
+
+void cpu_write_cr0(struct cpu *cpu, uint64_t value)
+{
+	bool paging = value & CR0_PG;
+
+	if (paging != cpu->paging)
+		flush_all(cpu);
+	cpu->paging = paging;
+}
+
+void cpu_write_cr3(struct cpu *cpu, uint64_t value)
+{
+	cpu->cr3 = value & ~CR3_KEEP;
+	tlb_set_pcid(&cpu->tlb, current_pcid(cpu));
+	if (cpu->cr4 & CR4_PCIDE && value & CR3_KEEP)
+		return;
+	tlb_flush_pcid(&cpu->tlb, current_pcid(cpu));
+	psc_flush_pcid(&cpu->psc, current_pcid(cpu));
+}
+
+void cpu_write_cr4(struct cpu *cpu, uint64_t value)
+{
+	uint64_t changed = cpu->cr4 ^ value;
+
+	/* PCIDE may be set without a flush, but only while the PCID is 0. */
+	if (changed & (CR4_PGE | CR4_PAE) || (changed & CR4_PCIDE && !(value & CR4_PCIDE)))
+		flush_all(cpu);
+	cpu->cr4 = value;
+	tlb_set_pcid(&cpu->tlb, current_pcid(cpu));
+}
+
+void cpu_invlpg(struct cpu *cpu, uint64_t va)
+{
+	tlb_flush_page(&cpu->tlb, va, current_pcid(cpu), true);
+	psc_flush_pcid(&cpu->psc, current_pcid(cpu));
+}
+
+void cpu_invpcid(struct cpu *cpu, uint64_t type, unsigned pcid, uint64_t va)
+{
+	switch (type) {
+	case 0: /* one address of one PCID, not global */
+		tlb_flush_page(&cpu->tlb, va, pcid, false);
+		psc_flush_pcid(&cpu->psc, pcid);
+		break;
+	case 1: /* one PCID, not global */
+		tlb_flush_pcid(&cpu->tlb, pcid);
+		psc_flush_pcid(&cpu->psc, pcid);
+		break;
+	case 2: /* all, also global */
+		flush_all(cpu);
+		break;
+	case 3: /* all but global */
+		tlb_flush_non_global(&cpu->tlb);
+		psc_flush_all(&cpu->psc);
+		break;
+	}
+}
+
+static uint64_t needed_right(uint8_t cause)
+{
+	switch (cause) {
+	case PTAT_TRUTH_CAUSE_STORE:
+		return KEY_STORE;
+	case PTAT_TRUTH_CAUSE_FETCH:
+		return KEY_EXEC;
+	default:
+		return 0;
+	}
+}
+
+static void walk(struct cpu *cpu, uint64_t va, struct walk *result)
+{
+	walk_tables(cpu->capture->ram, &cpu->psc, cpu->cr3, cpu->tlb.context, va, result);
+}
+
+static bool overlaps_region(const struct options *options, const struct walk *walk)
+{
+	uint64_t first = walk_address(walk, 0);
+
+	return first < options->region_base + options->region_size &&
+	       options->region_base < first + BIT_U64(walk->shift);
+}
+
+static uint64_t key_flags(const struct cpu *cpu, const struct walk *walk)
+{
+	uint64_t flags = 0;
+
+	if (walk->grants & PTE_WRITE && walk->entry & PTE_DIRTY)
+		flags |= KEY_STORE;
+	if (walk->grants & PTE_NX)
+		flags |= KEY_EXEC;
+	if (walk->entry & PTE_GLOBAL && cpu->cr4 & CR4_PGE)
+		flags |= KEY_GLOBAL;
+	if (overlaps_region(cpu->capture->options, walk))
+		flags |= KEY_REGION;
+	return flags;
+}
+
+/*
+ * The access succeeded, so if the tables deny it now, another vCPU changed them since. Kernel
+ * stores may ignore write protection (CR0.WP), and QEMU sets DIRTY on its own.
+ */
+static bool has_raced(const struct walk *walk, uint8_t cause)
+{
+	if (!walk->completed)
+		return true;
+	return (cause == PTAT_TRUTH_CAUSE_STORE && !(walk->grants & PTE_WRITE)) ||
+	       (cause == PTAT_TRUTH_CAUSE_FETCH && !(walk->grants & PTE_NX));
+}
+
+static void walk_and_record(struct cpu *cpu, uint64_t va, struct walk_context *context,
+			    struct walk *result)
+{
+	struct capture *capture = cpu->capture;
+
+	if (!capture_begin(capture)) {
+		walk(cpu, va, result);
+		return;
+	}
+	walk(cpu, va, result);
+	if (!(context->flags & PTAT_TRUTH_FLAG_FAULT) && has_raced(result, context->cause))
+		context->flags |= PTAT_TRUTH_FLAG_RACE;
+	capture_walk(capture, context, va, result);
+	capture_end(capture);
+}
+
+static struct walk_context walk_context(const struct cpu *cpu, uint8_t cause, bool kernel_mode)
+{
+	return (struct walk_context){
+		.pgd_pfn = (cpu->cr3 & PTE_FRAME) >> 12,
+		.cause = cause,
+		.flags = kernel_mode ? PTAT_TRUTH_FLAG_KERNEL_MODE : 0,
+		.cpu = cpu->index,
+	};
+}
+
+uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode)
+{
+	enum tlb_side side = cause == PTAT_TRUTH_CAUSE_FETCH ? TLB_FETCH : TLB_DATA;
+	struct walk_context context;
+	struct walk result;
+	uint64_t key, flags;
+
+	if (!cpu->paging)
+		return 0;
+	key = tlb_lookup(&cpu->tlb, side, va, needed_right(cause));
+	if (key)
+		return key;
+	context = walk_context(cpu, cause, kernel_mode);
+	walk_and_record(cpu, va, &context, &result);
+	if (!result.completed)
+		return 0;
+	flags = key_flags(cpu, &result);
+	tlb_fill(&cpu->tlb, side, va, walk_page_size(&result), flags);
+	return KEY_VALID | flags;
+}
+
+void cpu_data_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool kernel_mode,
+		     bool locked)
+{
+	uint8_t cause = store ? PTAT_TRUTH_CAUSE_STORE : PTAT_TRUTH_CAUSE_LOAD;
+	struct walk where;
+
+	if (!(cpu_translate(cpu, va, cause, kernel_mode) & KEY_REGION))
+		return;
+	/* Rare: cheaper than to keep an address in each TLB entry. */
+	walk_tables(cpu->capture->ram, NULL, cpu->cr3, 0, va, &where);
+	if (where.completed)
+		capture_cpu_access(cpu->capture, walk_address(&where, va), bytes, store, locked);
+}
+
+void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode)
+{
+	struct walk_context context = walk_context(cpu, cause, kernel_mode);
+	struct walk result;
+
+	if (!cpu->paging || !is_user_address(va))
+		return;
+	tlb_flush_page(&cpu->tlb, va, current_pcid(cpu), true);
+	context.flags |= PTAT_TRUTH_FLAG_FAULT;
+	walk_and_record(cpu, va, &context, &result);
+}

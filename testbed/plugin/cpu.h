@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The memory management unit of one vCPU: control registers, TLBs, paging-structure caches. */
+#ifndef PTAT_CPU_H
+#define PTAT_CPU_H
+
+#include "capture.h"
+
+#define CR0_PG	  BIT_U64(31)
+#define CR3_PCID  BITS_U64(11, 0)
+#define CR3_KEEP  BIT_U64(63) /* with PCIDs: load without a flush */
+#define CR4_PAE	  BIT_U64(5)
+#define CR4_PGE	  BIT_U64(7)
+#define CR4_PCIDE BIT_U64(17)
+
+struct cpu {
+	struct tlb tlb; /* first: the fast path reads its head */
+	struct psc psc;
+	struct capture *capture;
+	uint64_t cr3, cr4;
+	bool paging;
+	uint8_t index;
+};
+
+void cpu_init(struct cpu *cpu, unsigned index, const struct cpu_model *model,
+	      struct capture *capture);
+void cpu_free(struct cpu *cpu);
+
+/* Before the instruction takes effect. What they flush: Intel SDM vol. 3A, section 4.10.4. */
+void cpu_write_cr0(struct cpu *cpu, uint64_t value);
+void cpu_write_cr3(struct cpu *cpu, uint64_t value);
+void cpu_write_cr4(struct cpu *cpu, uint64_t value);
+void cpu_invlpg(struct cpu *cpu, uint64_t va);
+void cpu_invpcid(struct cpu *cpu, uint64_t type, unsigned pcid, uint64_t va);
+
+/*
+ * An access that has just succeeded, or an instruction fetch; it must not cross a page. Returns
+ * the flags of the page's TLB key, 0 if paging is off or if the tables have already changed.
+ * @cause: PTAT_TRUTH_CAUSE_*.
+ */
+uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode);
+
+/* A load or store inside one page: as above, and puts it on the bus if it is to the region. */
+void cpu_data_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool kernel_mode,
+		     bool locked);
+
+/* An access that ended in a page fault. */
+void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode);
+
+#endif

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * QEMU TCG plugin: the hardware that the testbed's machine lacks. It feeds every instruction
+ * fetch and memory access of the guest to a model of TLBs and page walker (cpu.c) and records
+ * what a capture device on the memory bus would see (capture.c).
+ *
+ * Not seen: what QEMU does on the CPU's behalf without a plugin callback, which are accesses of
+ * exception delivery and of XSAVE and its kind. The model then has fewer misses than a real CPU,
+ * but bus and truth agree.
+ */
+#include <fcntl.h>
+#include <errno.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <glib.h>
+
+#include "qemu-plugin.h"
+
+#include "cpu.h"
+#include "insn.h"
+
+QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
+
+#define PAGE_BYTES	 4096
+#define ACCESS_MAX_BYTES 64
+#define CPUS_MAX	 256 /* the truth has 8 bits for it */
+#define FETCH_PAGES	 256
+
+#define MAGIC_START 1
+#define MAGIC_STOP  2
+
+/* Bits of a memory callback's argument. */
+#define MEM_KERNEL 1u
+#define MEM_LOCKED 2u
+
+enum { REG_RIP = 16, REG_CR2, REG_FS_BASE, REG_GS_BASE, REGS };
+
+static const char *const reg_names[REGS] = {
+	"rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8",	   "r9",
+	"r10", "r11", "r12", "r13", "r14", "r15", "rip", "cr2", "fs_base", "gs_base",
+};
+
+struct vcpu {
+	struct cpu cpu;
+	struct qemu_plugin_register *reg[REGS];
+	GByteArray *bytes;
+
+	/*
+	 * QEMU shares translated code between virtual addresses of the same physical page, so the
+	 * address at translation is not the one at execution; only RIP knows. Reading it is slow:
+	 * this remembers the virtual page of each physical page until the next flush.
+	 */
+	struct {
+		uint64_t code_page;
+		uint64_t va;
+	} fetch[FETCH_PAGES];
+} __attribute__((aligned(64)));
+
+static struct options options;
+static struct guest_ram ram;
+static struct capture capture;
+static struct vcpu *vcpus;
+
+/* Code page of the last fetch, or 0: as long as it does not change, no callback is needed. */
+static qemu_plugin_u64 last_code_page;
+
+static uint64_t read_register(struct vcpu *vcpu, unsigned reg)
+{
+	uint64_t value = 0;
+
+	g_byte_array_set_size(vcpu->bytes, 0);
+	qemu_plugin_read_register(vcpu->reg[reg], vcpu->bytes);
+	memcpy(&value, vcpu->bytes->data, MIN(vcpu->bytes->len, sizeof(value)));
+	return value;
+}
+
+static void forget_fetches(unsigned cpu_index)
+{
+	memset(vcpus[cpu_index].fetch, 0, sizeof(vcpus[cpu_index].fetch));
+	qemu_plugin_u64_set(last_code_page, cpu_index, 0);
+}
+
+/* Virtual page of the running code, which lies in @code_page of the host. */
+static uint64_t fetch_va(struct vcpu *vcpu, uint64_t code_page)
+{
+	unsigned slot = code_page % FETCH_PAGES;
+
+	if (vcpu->fetch[slot].code_page != code_page) {
+		vcpu->fetch[slot].code_page = code_page;
+		vcpu->fetch[slot].va = read_register(vcpu, REG_RIP) & -(uint64_t)PAGE_BYTES;
+	}
+	return vcpu->fetch[slot].va;
+}
+
+static void on_fetch(unsigned cpu_index, void *argument)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+	uint64_t code_page = (uintptr_t)argument;
+
+	qemu_plugin_u64_set(last_code_page, cpu_index, code_page);
+	cpu_translate(&vcpu->cpu, fetch_va(vcpu, code_page), PTAT_TRUTH_CAUSE_FETCH, false);
+}
+
+/* For code that goes on to the next page, or lies in no RAM. */
+static void on_fetch_bytes(unsigned cpu_index, void *argument)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+	uint64_t va = read_register(vcpu, REG_RIP);
+	uint64_t last = va + (uintptr_t)argument - 1;
+
+	cpu_translate(&vcpu->cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
+	if (va / PAGE_BYTES != last / PAGE_BYTES)
+		cpu_translate(&vcpu->cpu, last, PTAT_TRUTH_CAUSE_FETCH, false);
+	qemu_plugin_u64_set(last_code_page, cpu_index, 0);
+}
+
+static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va, bool store,
+			uintptr_t flags)
+{
+	unsigned bytes = 1u << qemu_plugin_mem_size_shift(info);
+	unsigned first = MIN(bytes, PAGE_BYTES - va % PAGE_BYTES);
+	bool kernel = flags & MEM_KERNEL, locked = flags & MEM_LOCKED;
+
+	cpu_data_access(cpu, va, first, store, kernel, locked);
+	if (first < bytes)
+		cpu_data_access(cpu, va + first, bytes - first, store, kernel, locked);
+}
+
+static inline bool may_cross_page(uint64_t va)
+{
+	return va % PAGE_BYTES > PAGE_BYTES - ACCESS_MAX_BYTES;
+}
+
+static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
+{
+	struct cpu *cpu = &vcpus[cpu_index].cpu;
+
+	if (G_LIKELY(tlb_hit_fast(&cpu->tlb, va, 0) && !may_cross_page(va)))
+		return;
+	data_access(cpu, info, va, false, (uintptr_t)argument);
+}
+
+static void on_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
+{
+	struct cpu *cpu = &vcpus[cpu_index].cpu;
+
+	if (G_LIKELY(tlb_hit_fast(&cpu->tlb, va, KEY_STORE) && !may_cross_page(va)))
+		return;
+	data_access(cpu, info, va, true, (uintptr_t)argument);
+}
+
+/* First instruction of the guest's page fault handler: CR2 and the error code are still fresh. */
+static void on_page_fault(unsigned cpu_index, void *argument)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+	uint64_t va = read_register(vcpu, REG_CR2);
+	uint64_t rsp = read_register(vcpu, 4);
+	uint8_t cause = PTAT_TRUTH_CAUSE_LOAD;
+	uint64_t error = 0;
+
+	(void)argument;
+	if (qemu_plugin_read_memory_vaddr(rsp, vcpu->bytes, sizeof(error)))
+		memcpy(&error, vcpu->bytes->data, sizeof(error));
+	if (error & 2)
+		cause = PTAT_TRUTH_CAUSE_STORE;
+	else if (error & 16)
+		cause = PTAT_TRUTH_CAUSE_FETCH;
+	cpu_page_fault(&vcpu->cpu, va, cause, !(error & 4));
+	forget_fetches(cpu_index);
+}
+
+static uint64_t effective_address(struct vcpu *vcpu, const struct insn *insn)
+{
+	uint64_t va = insn->displacement;
+
+	if (insn->segment)
+		va += read_register(vcpu, insn->segment == 'f' ? REG_FS_BASE : REG_GS_BASE);
+	if (insn->base != REG_NONE)
+		va += read_register(vcpu, insn->base);
+	if (insn->index != REG_NONE)
+		va += read_register(vcpu, insn->index) << insn->scale;
+	return va;
+}
+
+static void invpcid(struct vcpu *vcpu, const struct insn *insn)
+{
+	uint64_t type = read_register(vcpu, insn->reg);
+	uint64_t descriptor[2];
+
+	if (!qemu_plugin_read_memory_vaddr(effective_address(vcpu, insn), vcpu->bytes,
+					   sizeof(descriptor)))
+		return; /* the instruction will fault */
+	memcpy(descriptor, vcpu->bytes->data, sizeof(descriptor));
+	cpu_invpcid(&vcpu->cpu, type, descriptor[0] & CR3_PCID, descriptor[1]);
+}
+
+static void on_control(unsigned cpu_index, void *argument)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+	const struct insn *insn = argument;
+
+	switch (insn->kind) {
+	case INSN_MOV_TO_CR:
+		if (insn->cr == 0)
+			cpu_write_cr0(&vcpu->cpu, read_register(vcpu, insn->reg));
+		else if (insn->cr == 3)
+			cpu_write_cr3(&vcpu->cpu, read_register(vcpu, insn->reg));
+		else if (insn->cr == 4)
+			cpu_write_cr4(&vcpu->cpu, read_register(vcpu, insn->reg));
+		break;
+	case INSN_INVLPG:
+		cpu_invlpg(&vcpu->cpu, effective_address(vcpu, insn));
+		break;
+	case INSN_INVPCID:
+		invpcid(vcpu, insn);
+		break;
+	case INSN_MAGIC:
+		if (insn->magic == MAGIC_START)
+			capture_start(&capture);
+		else if (insn->magic == MAGIC_STOP)
+			capture_stop(&capture);
+		return;
+	case INSN_OTHER:
+		return;
+	}
+	forget_fetches(cpu_index);
+}
+
+static void translate_insn(struct qemu_plugin_insn *insn)
+{
+	uint64_t va = qemu_plugin_insn_vaddr(insn);
+	uintptr_t flags = is_user_address(va) ? 0 : MEM_KERNEL;
+	struct insn decoded;
+	uint8_t bytes[16];
+	size_t length = qemu_plugin_insn_data(insn, bytes, sizeof(bytes));
+
+	insn_decode(bytes, length, va, &decoded);
+	if (decoded.locked)
+		flags |= MEM_LOCKED;
+	if (decoded.kind != INSN_OTHER) {
+		/* Never freed: translated code has no destructor, and these are few. */
+		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_control, QEMU_PLUGIN_CB_R_REGS,
+						       g_memdup2(&decoded, sizeof(decoded)));
+	}
+	if (va == options.pf_entry)
+		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_page_fault, QEMU_PLUGIN_CB_R_REGS,
+						       NULL);
+	qemu_plugin_register_vcpu_mem_cb(insn, on_load, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R,
+					 (void *)flags);
+	qemu_plugin_register_vcpu_mem_cb(insn, on_store, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_W,
+					 (void *)flags);
+}
+
+/*
+ * QEMU ends a block of x86 code at the page's end; only a block of one instruction may go on to
+ * the next page. So one fetch at its entry is all a block needs.
+ */
+static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
+{
+	size_t insns = qemu_plugin_tb_n_insns(tb);
+	struct qemu_plugin_insn *last = qemu_plugin_tb_get_insn(tb, insns - 1);
+	uint64_t va = qemu_plugin_tb_vaddr(tb);
+	uint64_t end = qemu_plugin_insn_vaddr(last) + qemu_plugin_insn_size(last);
+	uint64_t code_page = (uintptr_t)qemu_plugin_insn_haddr(qemu_plugin_tb_get_insn(tb, 0)) /
+			     PAGE_BYTES;
+
+	(void)id;
+	if (!code_page || va / PAGE_BYTES != (end - 1) / PAGE_BYTES)
+		qemu_plugin_register_vcpu_tb_exec_cb(tb, on_fetch_bytes, QEMU_PLUGIN_CB_R_REGS,
+						     (void *)(uintptr_t)(end - va));
+	else
+		qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, on_fetch, QEMU_PLUGIN_CB_R_REGS,
+							  QEMU_PLUGIN_COND_NE, last_code_page,
+							  code_page, (void *)(uintptr_t)code_page);
+	for (size_t i = 0; i < insns; i++)
+		translate_insn(qemu_plugin_tb_get_insn(tb, i));
+}
+
+static void on_vcpu_init(qemu_plugin_id_t id, unsigned cpu_index)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+	g_autoptr(GArray) descriptors = qemu_plugin_get_registers();
+
+	(void)id;
+	cpu_init(&vcpu->cpu, cpu_index, &options.model, &capture);
+	vcpu->bytes = g_byte_array_new();
+	for (unsigned i = 0; i < descriptors->len; i++) {
+		qemu_plugin_reg_descriptor *descriptor =
+			&g_array_index(descriptors, qemu_plugin_reg_descriptor, i);
+
+		for (int reg = 0; reg < REGS; reg++)
+			if (!strcmp(descriptor->name, reg_names[reg]))
+				vcpu->reg[reg] = descriptor->handle;
+	}
+	for (int reg = 0; reg < REGS; reg++) {
+		if (!vcpu->reg[reg]) {
+			fprintf(stderr, "ptat plugin: this QEMU does not show register %s\n",
+				reg_names[reg]);
+			exit(1);
+		}
+	}
+}
+
+static void on_qemu_exit(qemu_plugin_id_t id, void *argument)
+{
+	(void)id;
+	(void)argument;
+	capture_close(&capture);
+}
+
+static int map_ram(void)
+{
+	struct stat status;
+	int fd = open(options.ram, O_RDONLY | O_CLOEXEC);
+	void *base;
+
+	if (fd < 0 || fstat(fd, &status)) {
+		fprintf(stderr, "ptat plugin: ram=%s: %s\n", options.ram, strerror(errno));
+		return -1;
+	}
+	if ((uint64_t)status.st_size < options.ram_size) {
+		fprintf(stderr, "ptat plugin: ram=%s: smaller than ram_size\n", options.ram);
+		return -1;
+	}
+	base = mmap(NULL, options.ram_size, PROT_READ, MAP_SHARED, fd, 0);
+	close(fd);
+	if (base == MAP_FAILED) {
+		fprintf(stderr, "ptat plugin: ram=%s: %s\n", options.ram, strerror(errno));
+		return -1;
+	}
+	ram.base = base;
+	ram.size_bytes = options.ram_size;
+	ram.lowmem_bytes = options.lowmem;
+	return 0;
+}
+
+QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_t *info, int argc,
+					   char **argv)
+{
+	if (strcmp(info->target_name, "x86_64") || !info->system_emulation) {
+		fprintf(stderr, "ptat plugin: needs qemu-system-x86_64\n");
+		return -1;
+	}
+	if (info->system.max_vcpus > CPUS_MAX) {
+		fprintf(stderr, "ptat plugin: at most %d vCPUs\n", CPUS_MAX);
+		return -1;
+	}
+	if (options_parse(&options, argc, argv) || map_ram() ||
+	    capture_open(&capture, &options, &ram))
+		return -1;
+
+	vcpus = aligned_alloc(64, sizeof(*vcpus) * info->system.max_vcpus);
+	if (!vcpus)
+		abort();
+	memset(vcpus, 0, sizeof(*vcpus) * info->system.max_vcpus);
+	last_code_page = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
+
+	qemu_plugin_register_vcpu_init_cb(id, on_vcpu_init);
+	qemu_plugin_register_vcpu_tb_trans_cb(id, on_translate);
+	qemu_plugin_register_atexit_cb(id, on_qemu_exit, NULL);
+	return 0;
+}
