@@ -15,7 +15,7 @@
  *	rlimit   "resource soft hard", numbers
  *	self     what the command writes to /sys/kernel/mm/ptat/self
  *	levels   what is written to /sys/kernel/mm/ptat/levels
- *	event    a tracepoint of the system ptat to enable, or "name filter"
+ *	event    a tracepoint of the system ptat to enable
  *	buffer   ring buffer of each CPU in KiB
  *	hostname
  * then lines: "go" (after start and stop), "signal N" (for the command).
@@ -426,18 +426,10 @@ static void setup_tracing(const struct config *config)
 	copy_to_share(TRACING "/events/header_page", "formats/header_page");
 	copy_to_share(TRACING "/events/header_event", "formats/header_event");
 	for (char **event = config->events; event && *event; event++) {
-		const char *filter = strchr(*event, ' ');
-		int length = filter ? filter - *event : (int)strlen(*event);
-
-		snprintf(path, sizeof(path), TRACING "/events/ptat/%.*s/format", length, *event);
-		snprintf(name, sizeof(name), "formats/%.*s", length, *event);
+		snprintf(path, sizeof(path), TRACING "/events/ptat/%s/format", *event);
+		snprintf(name, sizeof(name), "formats/%s", *event);
 		copy_to_share(path, name);
-		if (filter) {
-			snprintf(path, sizeof(path), TRACING "/events/ptat/%.*s/filter", length,
-				 *event);
-			must_put(path, filter + 1);
-		}
-		snprintf(path, sizeof(path), TRACING "/events/ptat/%.*s/enable", length, *event);
+		snprintf(path, sizeof(path), TRACING "/events/ptat/%s/enable", *event);
 		must_put(path, "1");
 	}
 }
@@ -761,6 +753,10 @@ int main(void)
 	sigset_t chld;
 	pid_t child;
 
+	/* In all threads: else one of them would take the signal, and ignore it. */
+	sigemptyset(&chld);
+	sigaddset(&chld, SIGCHLD);
+	sigprocmask(SIG_BLOCK, &chld, NULL);
 	mount_at("devtmpfs", "devtmpfs", "/dev", 0, NULL);
 	mount_at("sysfs", "sysfs", "/sys", 0, NULL);
 	control = wait_port("control");
@@ -781,9 +777,6 @@ int main(void)
 	setup_tracing(&config);
 
 	signal(SIGPIPE, SIG_IGN);
-	sigemptyset(&chld);
-	sigaddset(&chld, SIGCHLD);
-	sigprocmask(SIG_BLOCK, &chld, NULL);
 	children = signalfd(-1, &chld, SFD_CLOEXEC);
 	log_end = eventfd(0, EFD_CLOEXEC);
 	log_broken = eventfd(0, EFD_CLOEXEC);
@@ -798,6 +791,7 @@ int main(void)
 	tell("release %s", name.release);
 	tell("cpus %d", cpus);
 	tell_file("region", PTAT "/region");
+	tell_tsc_hz(&boot);
 	loggers = start_loggers(cpus);
 	start_relay(&in, relay_in);
 	start_relay(&out, relay_out);

@@ -41,11 +41,12 @@ TABLE_EVENTS = (
     "ptat_table_link",
     "ptat_table_move",
     "ptat_table_free",
+    "ptat_leaf_set",
+    "ptat_leaf_clear",
     "ptat_marker",
 )
-ENTRY_EVENTS = ("ptat_leaf_set", "ptat_leaf_clear")
-FAULT_EVENT = "ptat_fault"
-PMD_ONLY = "level == 2"
+ENTRY_EVENTS = ("ptat_pte_set", "ptat_pte_clear")
+FAULT_EVENTS = ("ptat_fault",)
 
 _RLIMITS = (
     resource.RLIMIT_CPU,
@@ -77,13 +78,13 @@ class Outcome:
     """Files of the guest's kernel: `region`, `stat`, `check`."""
 
 
-def events_of(request: RecordRequest) -> list[tuple[str, str | None]]:
-    """The tracepoints to enable, each with its filter."""
-    entry_filter = None if request.entries else PMD_ONLY
-    events: list[tuple[str, str | None]] = [(name, None) for name in TABLE_EVENTS]
-    events += [(name, entry_filter) for name in ENTRY_EVENTS]
+def events_of(request: RecordRequest) -> list[str]:
+    """The tracepoints to enable."""
+    events = list(TABLE_EVENTS)
+    if request.entries:
+        events += ENTRY_EVENTS
     if request.faults:
-        events.append((FAULT_EVENT, None))
+        events += FAULT_EVENTS
     return events
 
 
@@ -97,8 +98,7 @@ def configuration(request: RecordRequest) -> bytes:
         settings.append(("rlimit", f"{limit} {soft} {hard}"))
     settings.append(("self", "2" if request.children else "1"))
     settings.append(("levels", request.levels))
-    for name, expression in events_of(request):
-        settings.append(("event", f"{name} {expression}" if expression else name))
+    settings += [("event", name) for name in events_of(request)]
     settings += [("buffer", str(BUFFER_KIB)), ("hostname", HOSTNAME)]
     message = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in settings)
     return message + b"\0"
@@ -216,9 +216,7 @@ class Guest:
         self._on_stop = on_stop
         self._control = machine.ports["control"]
         self._received = bytearray()
-        self._outcome = Outcome(
-            events=[name for name, _ in events_of(request)],
-        )
+        self._outcome = Outcome(events=events_of(request))
         self._outputs: dict[str, _Output] = {}
         self._wakeups = _Wakeups()
         self._started = False
