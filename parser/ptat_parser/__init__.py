@@ -1,2 +1,27 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""ptat parser: captured page-table reads → (time, process, virtual page)."""
+"""ptat parser: captured page-table reads → (time, process, virtual page).
+
+`parse` makes a session's results, `load` reads them (making them first where needed) and
+`validate` compares them with what the testbed knows. Each is imported when it is first used:
+builds of C parts run modules of this package with the system's Python, without numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ptat_parser.results import Results, load, parse
+    from ptat_parser.validation import Validation, validate
+
+__all__ = ["Results", "Validation", "load", "parse", "validate"]
+
+_HOME = {"Validation": "validation", "validate": "validation"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(name)
+    module = importlib.import_module(f"ptat_parser.{_HOME.get(name, 'results')}")
+    return getattr(module, name)

@@ -99,7 +99,7 @@ def c_header() -> str:
     lines += [
         "} __attribute__((packed));",
         "",
-        "_Static_assert(sizeof(struct ptat_truth) == PTAT_TRUTH_RECORD_BYTES, \"truth layout\");",
+        '_Static_assert(sizeof(struct ptat_truth) == PTAT_TRUTH_RECORD_BYTES, "truth layout");',
         "",
         "#endif",
     ]

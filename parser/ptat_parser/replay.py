@@ -1,0 +1,550 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Replays a capture stream against the reverse page table: what was each access?
+
+Reads of leaf entries are misses; kept apart are walks that ended in a fault and reads of PMD
+entries that point to a table. Stores keep the slots' state. A read that none of these
+explains is an error, counted and listed.
+
+**Walks that faulted.** A PTE slot that was never written since its table was handed out is
+empty, and a PMD slot's state is known from its events: reads of empty slots faulted, exactly.
+Other faults (permissions, swap) are told by `ptat_fault` events: the walk that faulted is the
+last read of the slot before the event, which is logged before the handler stores anything. Each
+read of an empty slot brings an event too, which is set off against it (``owed``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import kernel_log, markers
+from ptat_parser.blocks import BusReader, Chunk
+from ptat_parser.clock import Clock
+from ptat_parser.kernel_log import KernelLog, TableEvent
+from ptat_parser.rpt import EMPTY, ENTRIES, LEAF, NOTHING_PENDING, TABLE, WRITTEN, Rpt, Tables
+from ptat_parser.session import Session
+from ptat_parser.survey import Progress, no_progress
+
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+MISS, FAULT, PMD_READ = range(3)
+"""Kinds of output records."""
+
+# Reasons why a read is not explained.
+IN_MARKERS, NO_TABLE, OUTSIDE_REGION = range(3)
+REASONS = ("in the marker area", "of a page that holds no table", "outside the region")
+EXAMPLES = 16
+
+HELD_BACK = 1 << 20
+"""Records that wait for a fault event before they are handed on."""
+
+_NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+_U32 = np.int64(0xFFFF_FFFF)
+
+# Elements of the vector of counters that segments of a replay hand on.
+(
+    N_OUTPUT,  # records put out
+    N_PAGES,  # pages numbered, from 1
+    NEXT_TIMED,  # the next event without a marker
+    STORES,
+    STORES_UNOWNED,
+    UNEXPLAINED,
+    FAULTS_EMPTY,  # fault events set off against reads of empty slots
+    FAULTS_MATCHED,  # … that turned a miss into a walk that faulted
+    FAULTS_NO_LEAF,  # … of addresses without a table: their walks read no leaf entry
+    FAULTS_UNMATCHED,
+    WALK_PMD,  # line of the last read if that was of a PMD entry pointing to a table, or -1
+    WALKS_WHOLE,
+    WALKS_BROKEN,
+    LOSS_FLOOR,  # records before this one are separated from now by a loss
+) = range(14)
+COUNTERS = 14
+
+# Columns of a page's statistics.
+P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES = range(7)
+PAGE_COLUMNS = 8
+
+
+class _Output(NamedTuple):
+    """Records not yet handed on: `first` is the number of the one in element 0 (0-d array)."""
+
+    first: I64
+    time: U64
+    page: U32
+    kind: U8
+    previous: U32
+
+
+class _Timed(NamedTuple):
+    """Events without a marker, in bus ticks: kind, ranges of levels 1 and 2, address."""
+
+    time: U64
+    kind: U8
+    range1: npt.NDArray[np.int32]
+    range2: npt.NDArray[np.int32]
+    address: U64
+
+
+class _Config(NamedTuple):
+    base: np.uint64
+    size: np.uint64
+    marker_bytes: np.uint64
+    line: int  # entries that one bus address stands for
+    faults: bool
+    entries: bool
+
+
+@numba.njit(cache=True, nogil=True)
+def _store(page: int, slot: int, t: Tables, line: int, entries: bool) -> None:
+    level = t.store_level[page]
+    if level == 1:
+        t.state[slot] = WRITTEN
+        if entries:
+            for s in range(slot, slot + line):
+                if t.mapped[s] == 2:
+                    t.mapped[s] = 0
+    elif level == 2:
+        for s in range(slot, slot + line):
+            if t.pending[s] != NOTHING_PENDING:
+                t.state[s] = t.pending[s] - 1
+                t.pending[s] = NOTHING_PENDING
+
+
+@numba.njit(cache=True, nogil=True)
+def _table_line(next_address: int, t: Tables, config: _Config) -> int:
+    """Line of the PMD entry that leads to the PTE table that holds `next_address`, or -1."""
+    offset = next_address - config.base
+    if offset >= config.size:
+        return -1
+    page = np.int64(offset >> np.uint64(12))
+    if t.level[page] != 1:
+        return -1
+    parent = t.parent_slot[t.frame[page]]
+    return -1 if parent < 0 else parent - parent % config.line
+
+
+@numba.njit(cache=True, nogil=True)
+def _pmd_kind(slot: int, next_address: int, t: Tables, config: _Config) -> tuple[int, bool]:
+    """What a read of a line of PMD entries was, and whether its entry was certainly empty."""
+    leaves = 0
+    tables = 0
+    for s in range(slot, slot + config.line):
+        leaves += t.state[s] == LEAF
+        tables += t.state[s] == TABLE
+    if leaves + tables == 0:
+        return FAULT, True
+    if tables == 0:
+        return MISS, False
+    if tables == config.line or _table_line(next_address, t, config) == slot:
+        return PMD_READ, False
+    # Not followed by a read of any of the tables that the line leads to.
+    return (MISS, False) if leaves else (FAULT, True)
+
+
+@numba.njit(cache=True, nogil=True)
+def _candidates(slot: int, level: int, t: Tables, config: _Config) -> int:
+    """Entries of the line that may have been read, as bits."""
+    bits = 0
+    for i in range(config.line):
+        if level == 2:
+            mapped = t.state[slot + i] == LEAF
+        else:
+            mapped = not config.entries or t.mapped[slot + i] != 0
+        bits |= np.int64(mapped) << i
+    return bits if bits else (1 << config.line) - 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _match_fault(slot: int, t: Tables, out: _Output, pages: I64, count: I64) -> None:
+    """Turn the last miss on a slot into a walk that faulted."""
+    link = np.int64(t.last_read[slot])
+    while link != 0:
+        number = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32)
+        at = number - out.first[0]
+        if at < 0 or number < count[LOSS_FLOOR]:
+            break
+        if out.kind[at] == MISS:
+            out.kind[at] = FAULT
+            pages[out.page[at], P_MISSES] -= 1
+            pages[out.page[at], P_FAULTED] += 1
+            count[FAULTS_MATCHED] += 1
+            return
+        link = np.int64(out.previous[at])
+    count[FAULTS_UNMATCHED] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _fault(
+    i: int, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, line: int
+) -> None:
+    page = np.int64(t.page_of_range[timed.range2[i]])
+    if page >= 0:
+        slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(21)) % ENTRIES
+        first = slot - slot % line
+        if t.owed[first]:
+            t.owed[first] -= 1
+            count[FAULTS_EMPTY] += 1
+            return
+        if t.state[slot] != TABLE:
+            _match_fault(first, t, out, pages, count)
+            return
+    page = np.int64(t.page_of_range[timed.range1[i]])
+    if page < 0:
+        count[FAULTS_NO_LEAF] += 1
+        return
+    slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
+    first = slot - slot % line
+    if t.owed[first]:
+        t.owed[first] -= 1
+        count[FAULTS_EMPTY] += 1
+        return
+    _match_fault(first, t, out, pages, count)
+
+
+@numba.njit(cache=True, nogil=True)
+def _timed_until(
+    time: int, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+) -> None:
+    """Apply the events without a marker up to a bus time."""
+    while count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] <= time:
+        i = count[NEXT_TIMED]
+        if timed.kind[i] == kernel_log.FAULT:
+            _fault(i, t, out, timed, pages, count, config.line)
+        else:
+            offset = timed.address[i] - config.base
+            if offset < config.size:
+                frame = t.frame[np.int64(offset >> np.uint64(12))]
+                if frame >= 0:
+                    slot = frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES
+                    # A cleared entry may be read until the store that clears it.
+                    t.mapped[slot] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else 2
+        count[NEXT_TIMED] += 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _replay(
+    time: U64,
+    address: U64,
+    write: npt.NDArray[np.bool_],
+    start: int,
+    stop: int,
+    after: int,
+    t: Tables,
+    out: _Output,
+    timed: _Timed,
+    pages: I64,
+    count: I64,
+    examples: U64,
+    config: _Config,
+) -> None:
+    """Replay the accesses ``start … stop``, between which no table event stands.
+
+    `after` is the address read right after the chunk.
+    """
+    line = config.line
+    for i in range(start, stop):
+        now = time[i]
+        if count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] <= now:
+            _timed_until(now, t, out, timed, pages, count, config)
+        offset = address[i] - config.base
+        reason = -1
+        frame = np.int64(-1)
+        level = np.uint8(0)
+        if offset >= config.size:
+            reason = OUTSIDE_REGION
+        elif offset < config.marker_bytes:
+            if write[i]:
+                continue
+            reason = IN_MARKERS
+        else:
+            page = np.int64(offset >> np.uint64(12))
+            level = t.level[page]
+            frame = np.int64(t.frame[page])
+            if write[i]:
+                count[STORES] += 1
+                if frame < 0:
+                    count[STORES_UNOWNED] += 1
+                    continue
+                slot = frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES
+                _store(page, slot - slot % line, t, line, config.entries)
+                continue
+            if level == 0:
+                reason = NO_TABLE
+        if reason >= 0:
+            if count[UNEXPLAINED] < EXAMPLES:
+                examples[count[UNEXPLAINED], 0] = now
+                examples[count[UNEXPLAINED], 1] = address[i]
+                examples[count[UNEXPLAINED], 2] = reason
+            count[UNEXPLAINED] += 1
+            continue
+
+        slot = frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES
+        slot -= slot % line
+        if level == 1:
+            empty = t.state[slot] == EMPTY
+            kind = FAULT if empty else MISS
+            parent = t.parent_slot[frame]
+            if parent >= 0:
+                whole = count[WALK_PMD] == parent - parent % line
+                count[WALKS_WHOLE] += whole
+                count[WALKS_BROKEN] += not whole
+            count[WALK_PMD] = -1
+        else:
+            following = after
+            if i + 1 < time.size:
+                following = _NO_ADDRESS if write[i + 1] else address[i + 1]
+            kind, empty = _pmd_kind(slot, following, t, config)
+            count[WALKS_BROKEN] += count[WALK_PMD] >= 0
+            count[WALK_PMD] = slot if kind == PMD_READ else -1
+            count[WALKS_WHOLE] += kind != PMD_READ
+
+        number = np.int64(t.page[slot])
+        if number == 0:
+            count[N_PAGES] += 1
+            number = count[N_PAGES]
+            t.page[slot] = number
+            pages[number, P_FIRST] = now
+            pages[number, P_RANGE] = t.range_of_frame[frame]
+            pages[number, P_ENTRY] = slot % ENTRIES
+        pages[number, P_LAST] = now
+        if kind == MISS:
+            pages[number, P_MISSES] += 1
+        elif kind == FAULT:
+            pages[number, P_FAULTED] += 1
+        if line > 1 and kind == MISS:
+            pages[number, P_CANDIDATES] |= _candidates(slot, level, t, config)
+
+        at = count[N_OUTPUT] - out.first[0]
+        out.time[at] = now
+        out.page[at] = number
+        out.kind[at] = kind
+        if config.faults:
+            if empty:
+                t.owed[slot] += t.owed[slot] < 255
+            elif kind == MISS:
+                out.previous[at] = t.last_read[slot]
+                t.last_read[slot] = (count[N_OUTPUT] + 1) & _U32
+        count[N_OUTPUT] += 1
+
+
+class Records(NamedTuple):
+    """Classified reads in bus order: time (ticks), page number (from 0) and kind."""
+
+    time: U64
+    page: U32
+    kind: U8
+
+
+@dataclass
+class Replay:
+    """A finished replay.
+
+    `pages` has one row for each page number; columns are `P_MISSES` …
+    `counters` is indexed by `STORES` … `unexplained` lists the first reads that nothing
+    explains, as ticks, address and reason.
+    """
+
+    rpt: Rpt
+    pages: I64
+    counters: I64
+    unexplained: list[tuple[int, int, str]]
+
+
+def replay(
+    session: Session,
+    reader: BusReader,
+    log: KernelLog,
+    placement: markers.Placement,
+    clock: Clock,
+    sink: Callable[[Records], None],
+    *,
+    faults: bool,
+    entries: bool,
+    progress: Progress = no_progress,
+) -> Replay:
+    """Classify every access and hand the reads on to `sink`, in bus order.
+
+    `faults`, `entries`: these events were recorded, and may be relied on.
+    """
+    region = session.region
+    rpt = Rpt(region.base, region.size_bytes)
+    config = _Config(
+        np.uint64(region.base),
+        np.uint64(region.size_bytes),
+        np.uint64(region.marker_slots * region.marker_stride_bytes),
+        session.board.granularity_bytes // 8,
+        faults,
+        entries and session.board.granularity_bytes > 8,
+    )
+    timed = _timed_events(log, rpt, clock, config)
+    events = list(map(TableEvent._make, log.tables.tolist()))
+    ticks = clock.to_ticks(log.tables["time"])
+    for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
+        rpt.apply(events[i], int(ticks[i]))
+    schedule = _Schedule(placement, ticks)
+
+    count = np.zeros(COUNTERS, np.int64)
+    count[WALK_PMD] = -1
+    pages = np.zeros((1 << 16, PAGE_COLUMNS), np.int64)
+    examples = np.zeros((EXAMPLES, 3), np.uint64)
+    out = _output(0)
+    done_accesses = 0
+    done_blocks = 0
+    held_back = HELD_BACK if faults else 0
+    for chunk, after in _with_next(reader):
+        accesses = chunk.time.size
+        if count[N_PAGES] + accesses >= len(pages):
+            pages = np.concatenate(
+                [pages, np.zeros((len(pages) + accesses, PAGE_COLUMNS), np.int64)]
+            )
+        out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
+        start = 0
+        for position, event in schedule.within(chunk, done_accesses):
+            _replay(chunk.time, chunk.address, chunk.write, start, position, after,
+                    rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
+            start = position
+            if event < 0:
+                count[LOSS_FLOOR] = count[N_OUTPUT]
+                count[WALK_PMD] = -1
+            else:
+                at = int(chunk.time[position]) if position < accesses else int(ticks[event])
+                rpt.apply(events[event], at)
+        _replay(chunk.time, chunk.address, chunk.write, start, accesses, after,
+                rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
+        done_accesses += accesses
+        done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
+        progress("replaying", done_blocks, reader.blocks)
+    for event in schedule.rest():
+        rpt.apply(events[event], int(ticks[event]))
+    _timed_until(_NO_ADDRESS, rpt.tables, out, timed, pages, count, config)
+    _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
+    shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
+    return Replay(
+        rpt,
+        pages[1 : count[N_PAGES] + 1],
+        count,
+        [(at, address, REASONS[reason]) for at, address, reason in shown],
+    )
+
+
+class _Schedule:
+    """When to apply the table events: by position, or by time where the marker was lost."""
+
+    def __init__(self, placement: markers.Placement, ticks: U64) -> None:
+        placed = np.flatnonzero(placement.position >= 0)
+        self._placed = placed[np.argsort(placement.position[placed], kind="stable")]
+        self._position = placement.position[self._placed]
+        late = np.flatnonzero(placement.position == markers.BY_TIME)
+        self._late = late[np.argsort(ticks[late], kind="stable")]
+        self._late_ticks = ticks[self._late]
+        self._next_placed = 0
+        self._next_late = 0
+
+    def within(self, chunk: Chunk, first: int) -> list[tuple[int, int]]:
+        """What happens in a chunk whose first access has the number `first`.
+
+        Position in the chunk and event, -1 for a loss; sorted by position.
+        """
+        end = int(np.searchsorted(self._position, first + chunk.time.size))
+        here = slice(self._next_placed, end)
+        steps = list(
+            zip((self._position[here] - first).tolist(), self._placed[here].tolist(), strict=True)
+        )
+        self._next_placed = end
+        if chunk.time.size:
+            end = int(np.searchsorted(self._late_ticks, chunk.time[-1], side="right"))
+            here = slice(self._next_late, end)
+            at = np.searchsorted(chunk.time, self._late_ticks[here])
+            steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
+            self._next_late = end
+        steps += [(lost.position, -1) for lost in chunk.lost]
+        return sorted(steps, key=lambda step: step[0])
+
+    def rest(self) -> list[int]:
+        """Events after the last access."""
+        late: list[int] = self._late[self._next_late :].tolist()
+        return late
+
+
+def _with_next(reader: BusReader) -> Iterator[tuple[Chunk, np.uint64]]:
+    """Chunks, each with the address that is read right after it."""
+    previous: Chunk | None = None
+    for chunk in reader:
+        if previous is not None:
+            is_read = chunk.time.size and not chunk.write[0]
+            yield previous, chunk.address[0] if is_read else _NO_ADDRESS
+        previous = chunk
+    if previous is not None:
+        yield previous, _NO_ADDRESS
+
+
+def _output(capacity: int) -> _Output:
+    return _Output(
+        np.zeros(1, np.int64),
+        np.empty(capacity, np.uint64),
+        np.empty(capacity, np.uint32),
+        np.empty(capacity, np.uint8),
+        np.empty(capacity, np.uint32),
+    )
+
+
+def _make_room(
+    out: _Output, n_output: int, wanted: int, held_back: int, sink: Callable[[Records], None]
+) -> _Output:
+    """Hand on all but the last `held_back` records, and make room for `wanted` more."""
+    used = n_output - int(out.first[0])
+    if used + wanted <= out.time.size and used <= 2 * held_back:
+        return out
+    keep = min(held_back, used)
+    leaving = used - keep
+    _hand_on(out, leaving, sink)
+    new = out
+    if 3 * held_back + wanted > out.time.size:
+        new = _output(3 * held_back + wanted)
+    for old_column, column in zip(out[1:], new[1:], strict=True):
+        column[:keep] = old_column[leaving:used]
+    new.first[0] = out.first[0] + leaving
+    return new
+
+
+def _hand_on(out: _Output, leaving: int, sink: Callable[[Records], None]) -> None:
+    if leaving:
+        time, page, kind = out.time[:leaving], out.page[:leaving], out.kind[:leaving]
+        sink(Records(time.copy(), page - np.uint32(1), kind.copy()))
+
+
+def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _Timed:
+    wanted = np.zeros(len(kernel_log.TIMED_KINDS), np.bool_)
+    wanted[kernel_log.FAULT] = config.faults
+    wanted[kernel_log.ENTRY_SET] = wanted[kernel_log.ENTRY_CLEAR] = config.entries
+    events: npt.NDArray[Any] = log.timed[wanted[log.timed["kind"]]]
+    is_fault = events["kind"] == kernel_log.FAULT
+    ids, mm = np.unique(events["mm"], return_inverse=True)
+    index = np.array([rpt.mm_index(id_) for id_ in ids.tolist()], np.int64)
+    ranges = [_range_indices(rpt, index[mm], events["va"], level) for level in (1, 2)]
+    return _Timed(
+        clock.to_ticks(events["time"]),
+        events["kind"].astype(np.uint8),
+        *ranges,
+        np.where(is_fault, events["va"], events["slot_pa"]),
+    )
+
+
+def _range_indices(rpt: Rpt, mm: I64, va: U64, level: int) -> npt.NDArray[np.int32]:
+    """The range of `level` that each address belongs to."""
+    shift = 21 if level == 1 else 30
+    keys = mm.astype(np.uint64) << np.uint64(40) | va >> np.uint64(shift)
+    unique, inverse = np.unique(keys, return_inverse=True)
+    index = [
+        rpt.range_index(key >> 40, (key & ((1 << 40) - 1)) << shift, level)
+        for key in unique.tolist()
+    ]
+    return np.array(index, np.int32)[inverse]

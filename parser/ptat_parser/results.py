@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Parses a session into ``results/`` and reads it back.
+
+results = ptat_parser.parse(directory)
+for time_ns, page in results.misses():
+    ...
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ptat_parser import clock, kernel_log, markers, wire
+from ptat_parser import replay as replaying
+from ptat_parser.blocks import BusReader
+from ptat_parser.clock import Clock
+from ptat_parser.errors import BadInput, PtatError
+from ptat_parser.kernel_log import KernelLog
+from ptat_parser.replay import Records, Replay, replay
+from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
+from ptat_parser.session import Session
+from ptat_parser.survey import Progress, Survey, no_progress, survey
+
+FORMAT = "ptat-results"
+VERSION = 1
+
+PART_ROWS = 1 << 26
+"""Rows of one Parquet file."""
+
+KIND_FAULT = replaying.FAULT
+KIND_PMD_READ = replaying.PMD_READ
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a session was parsed into. `summary` is ``summary.json``."""
+
+    session: Session
+    summary: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The directory that holds the results."""
+        return self.session.results_path
+
+    def pages(self) -> pa.Table:
+        """``pages.parquet``: one row for each page, row number = page number."""
+        return pq.read_table(self.path / "pages.parquet")
+
+    def misses(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
+        """Misses in bus order, in batches: time (ns of kernel time) and page number."""
+        for batch in self._batches("misses"):
+            yield batch["time"].to_numpy(), batch["page"].to_numpy()
+
+    def others(
+        self,
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint8]]]:
+        """Walks that faulted and reads of non-leaf entries: time, page number, kind."""
+        for batch in self._batches("other"):
+            yield batch["time"].to_numpy(), batch["page"].to_numpy(), batch["kind"].to_numpy()
+
+    def _batches(self, name: str) -> Iterator[pa.RecordBatch]:
+        directory = self.path / name
+        if not directory.is_dir():
+            raise BadInput(
+                f"{directory}: missing: the session was parsed for counts only",
+                "run ptat parse again without --counts-only",
+            )
+        for part in sorted(directory.glob("part-*.parquet")):
+            with pq.ParquetFile(part) as file:
+                yield from file.iter_batches(batch_size=1 << 20)
+
+
+def parse(
+    directory: Path,
+    *,
+    salvage: bool = False,
+    counts_only: bool = False,
+    progress: Progress = no_progress,
+) -> Results:
+    """Parse a session and write its ``results/``, replacing older ones.
+
+    `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
+    only ``pages.parquet`` and ``summary.json``. Raises `PtatError` where the input is missing or
+    damaged, or the disk full.
+    """
+    session = Session(directory)
+    unfinished = directory / "results.new"
+    try:
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+        unfinished.mkdir()
+        summary = _parse_into(unfinished, session, salvage, counts_only, progress)
+        if session.results_path.exists():
+            shutil.rmtree(session.results_path)
+        unfinished.rename(session.results_path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise PtatError(
+                f"{session.results_path}: cannot be written: {error.strerror}",
+                "make room, or copy the session elsewhere",
+            ) from error
+        raise
+    except PtatError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return Results(session, summary)
+
+
+def load(directory: Path, *, progress: Progress = no_progress) -> Results:
+    """The results of a session, parsing it if that has not been done yet.
+
+    Results of another version of the parser, or older than the recording, are made again.
+    """
+    session = Session(directory)
+    path = session.results_path / "summary.json"
+    try:
+        summary = json.loads(path.read_bytes())
+        current = (
+            summary["format"] == FORMAT
+            and summary["version"] == VERSION
+            and path.stat().st_mtime_ns >= (directory / "session.json").stat().st_mtime_ns
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        current = False
+    return Results(session, summary) if current else parse(directory, progress=progress)
+
+
+def _parse_into(
+    directory: Path, session: Session, salvage: bool, counts_only: bool, progress: Progress
+) -> dict[str, Any]:
+    log = kernel_log.read_kernel_log(session.kernel_path)
+    channel = session.channel
+    reader = BusReader(
+        session.bus_path,
+        channel.index,
+        salvage=salvage,
+        tail_may_be_cut=not session.complete,
+    )
+    found = survey(reader, session.region, progress)
+    if session.complete and not found.stopped and not salvage:
+        raise BadInput(
+            f"{session.bus_path}: truncated: the capture's STOP mark is missing",
+            "use --salvage to parse what is there, or record again",
+        )
+    nominal = session.kernel.tsc_hz / channel.tick_hz
+    placement = markers.place(log.tables, found.stores, session.region.marker_slots, nominal)
+    fitted = clock.fit(
+        found.stores.time_ticks[placement.store],
+        log.tables["time"][placement.event],
+        channel.tick_hz,
+        session.kernel.tsc_hz,
+    )
+    events = session.kernel.events
+    faults = "ptat_fault" in events
+    # Narrowing by entries that are mapped is only right if none of their events is missing.
+    entries = {"ptat_pte_set", "ptat_pte_clear"} <= set(events) and not log.lost_events
+
+    totals = np.zeros(3, np.int64)
+    with _Writer(directory, fitted, write=not counts_only) as writer:
+
+        def sink(records: Records) -> None:
+            totals[:] += np.bincount(records.kind, minlength=3)
+            writer.write(records)
+
+        done = replay(
+            session,
+            reader,
+            log,
+            placement,
+            fitted,
+            sink,
+            faults=faults,
+            entries=entries,
+            progress=progress,
+        )
+    pages = _pages(done, fitted, session.board.granularity_bytes // 8)
+    pq.write_table(pages, directory / "pages.parquet", compression="zstd")
+    summary = _summary(session, found, log, placement, fitted, done, pages, totals, faults)
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+class _Writer:
+    """Writes records to Parquet in a thread of its own, in bounded memory."""
+
+    _MISSES = pa.schema([("time", pa.int64()), ("page", pa.uint32())])
+    _OTHERS = pa.schema([("time", pa.int64()), ("page", pa.uint32()), ("kind", pa.uint8())])
+    _PENDING_MAX = 3
+
+    def __init__(self, directory: Path, fitted: Clock, *, write: bool) -> None:
+        self._clock = fitted
+        self._write = write
+        self._pool = ThreadPoolExecutor(1)
+        self._pending: list[Future[None]] = []
+        if write:
+            self._misses = _Parts(directory / "misses", self._MISSES)
+            self._others = _Parts(directory / "other", self._OTHERS)
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def write(self, records: Records) -> None:
+        """Queue records; waits while too many are queued."""
+        if not self._write:
+            return
+        self._pending.append(self._pool.submit(self._write_now, records))
+        if len(self._pending) > self._PENDING_MAX:
+            self._pending.pop(0).result()
+
+    def _write_now(self, records: Records) -> None:
+        time = self._clock.to_ns(records.time)
+        is_miss = records.kind == replaying.MISS
+        is_other = ~is_miss
+        self._misses.write([time[is_miss], records.page[is_miss]])
+        self._others.write([time[is_other], records.page[is_other], records.kind[is_other]])
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            for future in self._pending:
+                future.result()
+        finally:
+            self._pool.shutdown()
+            if self._write:
+                self._misses.close()
+                self._others.close()
+
+
+class _Parts:
+    """A directory of Parquet files of at most `PART_ROWS` rows, one schema."""
+
+    def __init__(self, directory: Path, schema: pa.Schema) -> None:
+        directory.mkdir()
+        self._directory = directory
+        self._schema = schema
+        self._number = 0
+        self._rows = 0
+        self._open()
+
+    def write(self, columns: list[npt.NDArray[Any]]) -> None:
+        """Append rows, a row group of their own."""
+        if not columns[0].size:
+            return
+        if self._rows >= PART_ROWS:
+            self._file.close()
+            self._number += 1
+            self._rows = 0
+            self._open()
+        arrays = [pa.array(column) for column in columns]
+        self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._rows += columns[0].size
+
+    def close(self) -> None:
+        """Finish the last file."""
+        self._file.close()
+
+    def _open(self) -> None:
+        # Times grow slowly: differences. Page numbers: equal bytes side by side compress.
+        encoding = {"time": "DELTA_BINARY_PACKED", "page": "BYTE_STREAM_SPLIT", "kind": "PLAIN"}
+        names = self._schema.names
+        self._file = pq.ParquetWriter(
+            self._directory / f"part-{self._number:05}.parquet",
+            self._schema,
+            use_dictionary=False,
+            column_encoding={name: encoding[name] for name in names},
+            compression={name: "NONE" if name == "time" else "ZSTD" for name in names},
+            compression_level={name: 1 for name in names if name != "time"},
+            write_statistics=["time"],
+        )
+
+
+def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:
+    rpt, columns = done.rpt, done.pages
+    ranges = columns[:, replaying.P_RANGE]
+    base = np.array([r.base for r in rpt.ranges] or [0], np.uint64)[ranges]
+    level = np.array([r.level for r in rpt.ranges] or [1], np.int64)[ranges]
+    mm = np.array([r.mm for r in rpt.ranges] or [0], np.int64)[ranges]
+    shift = np.where(level == 1, ENTRY_SHIFT[1], ENTRY_SHIFT[2])
+
+    bits = columns[:, replaying.P_CANDIDATES]
+    everything = (1 << line) - 1
+    bits = np.where(bits == 0, everything, bits)
+    lowest = np.array([(b & -b).bit_length() - 1 if b else 0 for b in range(everything + 1)])
+    highest = np.array([max(b.bit_length() - 1, 0) for b in range(everything + 1)])
+    first = lowest[bits]
+    entry = columns[:, replaying.P_ENTRY] + first
+    return pa.table(
+        {
+            "page": np.arange(len(columns), dtype=np.uint32),
+            "mm": _of_mm(rpt.mms, "id", np.uint64)[mm],
+            "tgid": _of_mm(rpt.mms, "tgid", np.int32)[mm],
+            "comm": pa.array([m.comm for m in rpt.mms], pa.string()).take(pa.array(mm))
+            if len(mm)
+            else pa.array([], pa.string()),
+            "vaddr": base + (entry << shift).astype(np.uint64),
+            "page_size_bytes": np.int64(1) << shift,
+            "span": (highest[bits] - first + 1).astype(np.uint8),
+            "misses": columns[:, replaying.P_MISSES],
+            "faulted": columns[:, replaying.P_FAULTED],
+            "first_ns": fitted.to_ns(columns[:, replaying.P_FIRST].astype(np.uint64)),
+            "last_ns": fitted.to_ns(columns[:, replaying.P_LAST].astype(np.uint64)),
+        }
+    )
+
+
+def _of_mm(mms: list[Mm], name: str, dtype: Any) -> npt.NDArray[Any]:
+    return np.array([getattr(mm, name) for mm in mms] or [0], dtype)
+
+
+def _summary(
+    session: Session,
+    found: Survey,
+    log: KernelLog,
+    placement: markers.Placement,
+    fitted: Clock,
+    done: Replay,
+    pages: pa.Table,
+    totals: npt.NDArray[np.int64],
+    faults: bool,
+) -> dict[str, Any]:
+    count = done.counters
+    losses = {
+        "accesses": found.losses.accesses,
+        "blocks": found.losses.blocks,
+        "kernel_events": log.lost_events,
+        "kernel_seqs": log.lost_seqs,
+        "markers": placement.lost_markers,
+        "markers_without_event": placement.stores_without_event,
+        "link_errors": found.link_errors,
+        "decode_errors": found.decode_errors,
+    }
+    # A lost block held at most that many accesses.
+    lost = sum(losses.values()) + found.losses.blocks * (wire.BLOCK_RECORDS_MAX - 1)
+    fault_events = int(np.count_nonzero(log.timed["kind"] == kernel_log.FAULT))
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "complete": session.complete,
+        "incomplete_reason": session.incomplete_reason,
+        "granularity_bytes": session.board.granularity_bytes,
+        "levels": session.region.levels,
+        "totals": {
+            "misses": int(totals[replaying.MISS]),
+            "faulted": int(totals[replaying.FAULT]),
+            "pmd_reads": int(totals[replaying.PMD_READ]),
+            "stores": int(count[replaying.STORES]),
+            "accesses": found.accesses,
+            "pages": int(np.count_nonzero(done.pages[:, replaying.P_MISSES])),
+        },
+        "processes": _processes(done, pages, fitted),
+        "lost": lost,
+        "losses": losses,
+        "clock": fitted.summary(),
+        "faults": {
+            "recorded": faults,
+            "events": fault_events,
+            "of_empty_entries": int(count[replaying.FAULTS_EMPTY]),
+            "of_other_entries": int(count[replaying.FAULTS_MATCHED]),
+            "without_leaf_entry": int(count[replaying.FAULTS_NO_LEAF]),
+            "unmatched": int(count[replaying.FAULTS_UNMATCHED]),
+        },
+        "unexplained": {
+            "reads": int(count[replaying.UNEXPLAINED]),
+            "stores": int(count[replaying.STORES_UNOWNED]),
+            "events": done.rpt.inconsistent,
+            "examples": [
+                {
+                    "time_ns": int(fitted.to_ns(np.array([ticks], np.uint64))[0]),
+                    "address": address,
+                    "reason": reason,
+                }
+                for ticks, address, reason in done.unexplained
+            ],
+        },
+        "walks": {
+            "whole": int(count[replaying.WALKS_WHOLE]),
+            "broken": int(count[replaying.WALKS_BROKEN]),
+        },
+        "user_markers": [
+            {"cookie": cookie, "time_ns": _ns(fitted, ticks)}
+            for cookie, ticks in done.rpt.user_markers
+        ],
+        "warnings": _warnings(session, faults),
+    }
+
+
+def _ns(fitted: Clock, ticks: int | None) -> int | None:
+    return None if ticks is None else int(fitted.to_ns(np.array([ticks], np.uint64))[0])
+
+
+def _warnings(session: Session, faults: bool) -> list[str]:
+    warnings = []
+    if not session.complete:
+        warnings.append(f"the recording is incomplete: {session.incomplete_reason}")
+    if not faults:
+        warnings.append(
+            "page faults were not recorded: some walks that ended in a fault count as misses"
+        )
+    return warnings
+
+
+def _processes(done: Replay, pages: pa.Table, fitted: Clock) -> list[dict[str, Any]]:
+    """One entry for each address space that was attached, in order of attachment."""
+    mms = done.rpt.mms
+    index = {mm.id: i for i, mm in enumerate(mms)}
+    of_page = np.array([index[mm] for mm in pages["mm"].to_pylist()], np.int64)
+    misses = pages["misses"].to_numpy()
+    faulted = pages["faulted"].to_numpy()
+    size = pages["page_size_bytes"].to_numpy()
+
+    def by_mm(weights: npt.NDArray[Any]) -> list[int]:
+        counts = np.bincount(of_page, weights, len(mms)).astype(np.int64)
+        return [int(value) for value in counts]
+
+    all_misses, all_faulted = by_mm(misses), by_mm(faulted)
+    all_pages = by_mm(misses > 0)
+    by_size = {s: by_mm(np.where(size == s, misses, 0)) for s in (1 << 12, 1 << 21)}
+    rows = []
+    for i, mm in enumerate(mms):
+        if mm.attached_ticks is None and not all_misses[i] and not mm.tables:
+            continue
+        table_bytes = ENTRIES << ENTRY_SHIFT[1]
+        rows.append(
+            {
+                "mm": mm.id,
+                "tgid": mm.tgid,
+                "comm": mm.comm,
+                "why": {0: "on", 1: "fork", 2: "exec"}.get(mm.why),
+                "pgd": mm.pgd,
+                "attached_ns": _ns(fitted, mm.attached_ticks),
+                "exited_ns": _ns(fitted, mm.exited_ticks),
+                "attached_ticks": mm.attached_ticks,
+                "exited_ticks": mm.exited_ticks,
+                "misses": all_misses[i],
+                "faulted": all_faulted[i],
+                "pages": all_pages[i],
+                "misses_by_page_size": {str(s): v[i] for s, v in by_size.items() if v[i]},
+                "traced_bytes": sum(level == 1 for level, _ in mm.traced) * table_bytes,
+                "untraced_bytes": sum(level == 1 for level, _ in mm.untraced) * table_bytes,
+                "untraced_tables": mm.untraced_tables,
+            }
+        )
+    return rows

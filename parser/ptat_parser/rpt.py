@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Reverse page table: which table does a page of the region hold, of whom, for what addresses.
+
+A page of the region that holds a table of PTEs serves one 2 MiB range of one address space, a
+table of PMDs 1 GiB. So table-level events suffice: a slot's address gives the table, its index
+the page. The base of a PTE table is its parent slot's, so that tables moved with their parent
+(``mremap``) need no event of their own.
+
+Only pages of the region that were ever used have per-slot state; `Rpt.frame_of_page` numbers
+them. Slot indices below are ``frame × 512 + index in the table``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import kernel_log
+from ptat_parser.errors import ParseError
+from ptat_parser.kernel_log import TableEvent
+
+ENTRIES = 512
+PAGE_SHIFT = 12
+PAGE_BYTES = 1 << PAGE_SHIFT
+ENTRY_SHIFT = {1: 12, 2: 21}
+"""log2 of the bytes that one entry of a table of this level maps."""
+
+# State of a slot. A PTE slot is only known as never written or written.
+EMPTY, TABLE, LEAF = range(3)
+WRITTEN = 1
+NOTHING_PENDING = 0  # otherwise: the state that the next store to the slot brings, plus one
+
+
+@dataclass
+class Mm:
+    """An address space: who it is, when it lived (bus time, None where unknown), its tables.
+
+    `traced` and `untraced` hold level and base of each range that a table in the region, or
+    outside of it, was linked for.
+    """
+
+    id: int
+    tgid: int = 0
+    comm: str = ""
+    why: int = -1
+    pgd: int = 0
+    attached_ticks: int | None = None
+    exited_ticks: int | None = None
+    tables: int = 0
+    untraced_tables: int = 0
+    traced: set[tuple[int, int]] = field(default_factory=set)
+    untraced: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Range(NamedTuple):
+    """What one table maps: from `base`, 512 entries of its level."""
+
+    mm: int  # index into `Rpt.mms`
+    base: int
+    level: int
+
+
+class Tables(NamedTuple):
+    """The arrays that replay's inner loop needs.
+
+    `level`, `store_level` (uint8) and `frame` (int32) have one element for each page of the
+    region: what reads of it mean, what stores to it mean (they begin when the page is handed
+    out, before it is linked), and its frame. `range_of_frame` and `parent_slot` (int32, int64; -1: none) one for each frame; `page_of_range`
+    holds the region's page (int32; -1: none) that serves a range now; `state`, `pending`, `owed`
+    and `mapped` (uint8), `page` and `last_read` (uint32) have one element for each slot.
+    """
+
+    level: npt.NDArray[np.uint8]
+    store_level: npt.NDArray[np.uint8]
+    frame: npt.NDArray[np.int32]
+    range_of_frame: npt.NDArray[np.int32]
+    parent_slot: npt.NDArray[np.int64]
+    page_of_range: npt.NDArray[np.int32]
+    state: npt.NDArray[np.uint8]
+    pending: npt.NDArray[np.uint8]
+    owed: npt.NDArray[np.uint8]
+    mapped: npt.NDArray[np.uint8]
+    page: npt.NDArray[np.uint32]
+    last_read: npt.NDArray[np.uint32]
+
+
+@dataclass
+class Rpt:
+    """The reverse page table of a region of `size_bytes` at physical `base`."""
+
+    base: int
+    size_bytes: int
+    mms: list[Mm] = field(default_factory=list)
+    ranges: list[Range] = field(default_factory=list)
+    user_markers: list[tuple[int, int]] = field(default_factory=list)
+    inconsistent: int = 0
+
+    def __post_init__(self) -> None:
+        pages = self.size_bytes >> PAGE_SHIFT
+        self._mm_index: dict[int, int] = {}
+        self._range_index: dict[Range, int] = {}
+        self._frames = 0
+        self._child: dict[int, int] = {}  # slot → page of the region linked there
+        self._frame_of_range: dict[int, int] = {}  # the last that served it, perhaps still does
+        # Page numbers of a range's entries while no page of the region serves it.
+        self._parked: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]] = {}
+        self.tables = Tables(
+            level=np.zeros(pages, np.uint8),
+            store_level=np.zeros(pages, np.uint8),
+            frame=np.full(pages, -1, np.int32),
+            range_of_frame=np.full(64, -1, np.int32),
+            parent_slot=np.full(64, -1, np.int64),
+            page_of_range=np.full(64, -1, np.int32),
+            state=np.zeros(64 * ENTRIES, np.uint8),
+            pending=np.zeros(64 * ENTRIES, np.uint8),
+            owed=np.zeros(64 * ENTRIES, np.uint8),
+            mapped=np.zeros(64 * ENTRIES, np.uint8),
+            page=np.zeros(64 * ENTRIES, np.uint32),
+            last_read=np.zeros(64 * ENTRIES, np.uint32),
+        )
+
+    def mm_index(self, mm: int) -> int:
+        """Index into `mms` of an address space, known from now on."""
+        index = self._mm_index.setdefault(mm, len(self.mms))
+        if index == len(self.mms):
+            self.mms.append(Mm(mm))
+        return index
+
+    def range_index(self, mm: int, base: int, level: int) -> int:
+        """Index into `ranges` of the range of `level` at `base` (`mm`: index into `mms`)."""
+        key = Range(mm, base, level)
+        index = self._range_index.setdefault(key, len(self.ranges))
+        if index == len(self.ranges):
+            self.ranges.append(key)
+            if index >= self.tables.page_of_range.size:
+                self._grow("page_of_range", fill=-1)
+        return index
+
+    def apply(self, event: TableEvent, time_ticks: int) -> None:
+        """Apply an event that is announced at `time_ticks`."""
+        kind = event.kind
+        if kind == kernel_log.MARKER:
+            self.user_markers.append((event.cookie, time_ticks))
+            return
+        mm_index = self.mm_index(event.mm)
+        mm = self.mms[mm_index]
+        level = event.level
+        if kind == kernel_log.MM_ATTACH:
+            mm.tgid = event.tgid
+            mm.comm = event.comm.decode(errors="replace")
+            mm.why = event.why
+            mm.pgd = event.pgd
+            mm.attached_ticks = time_ticks
+        elif kind == kernel_log.MM_EXIT:
+            mm.exited_ticks = time_ticks
+        elif kind in (kernel_log.LEAF_SET, kernel_log.LEAF_CLEAR):
+            present = kind == kernel_log.LEAF_SET and event.entry & 1
+            self._announce(event.slot_pa, LEAF if present else EMPTY)
+        elif kind == kernel_log.TABLE_ALLOC:
+            self._alloc(mm, event.pa, level)
+        elif kind == kernel_log.TABLE_FREE:
+            if self._inside(event.pa):
+                self._free(self._page(event.pa))
+        elif kind == kernel_log.TABLE_LINK:
+            self._link(mm_index, event, level)
+        elif kind == kernel_log.TABLE_MOVE:
+            self._move(mm_index, self._page(event.pa), event.va)
+
+    def slot(self, address: int) -> int:
+        """Slot index of a physical address, or -1 where no table was ever."""
+        if not self._inside(address):
+            return -1
+        offset = address - self.base
+        frame = int(self.tables.frame[offset >> PAGE_SHIFT])
+        return -1 if frame < 0 else frame * ENTRIES + (offset >> 3) % ENTRIES
+
+    def _inside(self, address: int) -> bool:
+        return 0 <= address - self.base < self.size_bytes
+
+    def _page(self, address: int) -> int:
+        if not self._inside(address):
+            raise ParseError(
+                f"the kernel's log has a table at {address:#x}, outside the region"
+                f" {self.base:#x}+{self.size_bytes:#x}",
+                "session.json and the kernel's log are not of one recording",
+            )
+        page = (address - self.base) >> PAGE_SHIFT
+        if self.tables.frame[page] < 0:
+            if self._frames == self.tables.range_of_frame.size:
+                for name in ("range_of_frame", "parent_slot"):
+                    self._grow(name, fill=-1)
+                for name in ("state", "pending", "owed", "mapped", "page", "last_read"):
+                    self._grow(name, fill=0)
+            self.tables.frame[page] = self._frames
+            self._frames += 1
+        return page
+
+    def _grow(self, name: str, fill: int) -> None:
+        old = getattr(self.tables, name)
+        new = np.full(2 * old.size, fill, old.dtype) if fill else np.zeros(2 * old.size, old.dtype)
+        new[: old.size] = old
+        self.tables = self.tables._replace(**{name: new})
+
+    def _slots(self, page: int) -> slice:
+        start = int(self.tables.frame[page]) * ENTRIES
+        return slice(start, start + ENTRIES)
+
+    def _announce(self, slot_address: int, state: int) -> None:
+        slot = self.slot(slot_address)
+        if slot >= 0:
+            self.tables.pending[slot] = state + 1
+
+    def _alloc(self, mm: Mm, address: int, level: int) -> None:
+        mm.tables += 1
+        if address == 0:
+            mm.untraced_tables += 1
+            return
+        # Tables are handed out empty.
+        page = self._page(address)
+        self.tables.store_level[page] = level
+        slots = self._slots(page)
+        for array in (self.tables.state, self.tables.pending, self.tables.owed, self.tables.mapped):
+            array[slots] = 0
+
+    def _link(self, mm_index: int, event: TableEvent, level: int) -> None:
+        slot_address = event.slot_pa
+        parent_slot = self.slot(slot_address)
+        span = ENTRIES << ENTRY_SHIFT[level]
+        base = event.va // span * span
+        if parent_slot >= 0:
+            parent = self.tables.range_of_frame[parent_slot // ENTRIES]
+            if parent >= 0:
+                base = self.ranges[parent].base + parent_slot % ENTRIES * span
+                self.inconsistent += self.ranges[parent].mm != mm_index
+            self._announce(slot_address, TABLE)
+        if not self._inside(event.pa):  # the region was full
+            self.mms[mm_index].untraced.add((level, base))
+            return
+        self.mms[mm_index].traced.add((level, base))
+        page = self._page(event.pa)
+        if parent_slot >= 0:
+            self._child[parent_slot] = page
+        self.tables.level[page] = self.tables.store_level[page] = level
+        self.tables.parent_slot[self.tables.frame[page]] = parent_slot
+        self._own(page, self.range_index(mm_index, base, level))
+
+    def _move(self, mm_index: int, page: int, va: int) -> None:
+        span = ENTRIES << ENTRY_SHIFT[2]
+        base = va // span * span
+        self._own(page, self.range_index(mm_index, base, 2))
+        first = self._slots(page).start
+        for i in range(ENTRIES):
+            child = self._child.get(first + i)
+            if child is None or self.tables.parent_slot[self.tables.frame[child]] != first + i:
+                continue
+            self._own(child, self.range_index(mm_index, base + i * (span // ENTRIES), 1))
+
+    def _own(self, page: int, range_: int) -> None:
+        """Let `page` serve `range_` from now on, and no other."""
+        frame = int(self.tables.frame[page])
+        old = int(self.tables.range_of_frame[frame])
+        self.tables.page_of_range[range_] = page
+        if old == range_:
+            return
+        numbers = self.tables.page[self._slots(page)]
+        if old >= 0:
+            if self.tables.page_of_range[old] == page:
+                self.tables.page_of_range[old] = -1
+            used = np.flatnonzero(numbers)
+            if used.size:
+                self._park(old, used, numbers[used])
+        numbers[:] = 0
+        self.tables.last_read[self._slots(page)] = 0
+        if range_ in self._parked:
+            index, values = self._parked[range_]
+            numbers[index] = values
+        former = self._frame_of_range.get(range_)
+        if former is not None and self.tables.range_of_frame[former] == range_:
+            numbers[:] = self.tables.page[former * ENTRIES : (former + 1) * ENTRIES]
+        self._frame_of_range[range_] = frame
+        self.tables.range_of_frame[frame] = range_
+
+    def _park(
+        self, range_: int, index: npt.NDArray[np.int64], values: npt.NDArray[np.uint32]
+    ) -> None:
+        if range_ in self._parked:  # two pages of the region served it: keep what either knew
+            known = np.zeros(ENTRIES, np.uint32)
+            old_index, old_values = self._parked[range_]
+            known[index] = values
+            known[old_index] = old_values
+            index = np.flatnonzero(known)
+            values = known[index]
+        self._parked[range_] = index, values
+
+    def _free(self, page: int) -> None:
+        frame = int(self.tables.frame[page])
+        range_ = int(self.tables.range_of_frame[frame])
+        if range_ >= 0 and self.tables.page_of_range[range_] == page:
+            self.tables.page_of_range[range_] = -1
+        parent_slot = int(self.tables.parent_slot[frame])
+        if self._child.get(parent_slot) == page:
+            del self._child[parent_slot]

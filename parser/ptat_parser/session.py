@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Reads a session directory: what was recorded, how, and whether it is complete.
+
+``docs/formats.md`` explains the keys. Keys that are not named here are ignored, so that a
+newer host may write more than this parser knows.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ptat_parser.errors import SessionError
+
+FORMAT = "ptat-session"
+VERSION = 1
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+Frequency = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Command(msgspec.Struct, frozen=True):
+    """The command that was recorded."""
+
+    argv: list[str]
+    cwd: str = "/"
+    exit_status: int | None = None
+    children: bool = False
+
+
+class Channel(msgspec.Struct, frozen=True):
+    """One capture stream."""
+
+    index: int
+    file: str
+    tick_hz: Frequency
+
+
+class Board(msgspec.Struct, frozen=True):
+    """The capture device."""
+
+    name: str
+    granularity_bytes: int
+    channels: list[Channel]
+    walk_reads: str = "psc"
+
+
+class Region(msgspec.Struct, frozen=True):
+    """Where the hardware's page tables lie. Addresses and sizes in bytes."""
+
+    base: int
+    size_bytes: Positive
+    marker_slots: Positive
+    marker_stride_bytes: Positive
+    levels: str
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """The kernel that was traced."""
+
+    tsc_hz: Frequency
+    cpus: Positive
+    release: str = ""
+    clock: str = "x86-tsc"
+    events: list[str] = []
+    stat: dict[str, Any] = {}
+    check: Any = None
+    warnings: list[str] = []
+
+
+class _Description(msgspec.Struct, frozen=True):
+    board: Board
+    region: Region
+    kernel: Kernel
+    command: Command
+    complete: bool
+    incomplete_reason: str | None = None
+    created_utc: str = ""
+    cpu: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+
+
+class Session:
+    """A session directory whose description has been read and checked.
+
+    Raises `SessionError` if `path` is no session, or one that this version cannot read.
+    """
+
+    path: Path
+    command: Command
+    board: Board
+    region: Region
+    kernel: Kernel
+    complete: bool
+    incomplete_reason: str | None
+    created_utc: str
+    cpu: dict[str, Any]
+    options: dict[str, Any]
+
+    def __init__(self, path: Path) -> None:
+        description = _read(path)
+        self.path = path
+        self.command = description.command
+        self.board = description.board
+        self.region = description.region
+        self.kernel = description.kernel
+        self.complete = description.complete
+        self.incomplete_reason = description.incomplete_reason
+        self.created_utc = description.created_utc
+        self.cpu = description.cpu
+        self.options = description.options
+        self._check()
+
+    @property
+    def channel(self) -> Channel:
+        """The capture stream."""
+        return self.board.channels[0]
+
+    @property
+    def bus_path(self) -> Path:
+        """File of the capture stream."""
+        return self.path / self.channel.file
+
+    @property
+    def kernel_path(self) -> Path:
+        """Directory of the kernel's log."""
+        return self.path / "kernel"
+
+    @property
+    def counters_path(self) -> Path:
+        """What hardware counters would say."""
+        return self.path / "counters.json"
+
+    @property
+    def truth_path(self) -> Path:
+        """What the walker really did (testbed only)."""
+        return self.path / "truth.0.bin"
+
+    @property
+    def results_path(self) -> Path:
+        """Directory that the parser writes."""
+        return self.path / "results"
+
+    def _check(self) -> None:
+        where = self.path / "session.json"
+        board, region = self.board, self.region
+        problem = None
+        if len(board.channels) != 1:
+            problem = f"{len(board.channels)} capture channels; this version reads one"
+        elif board.granularity_bytes not in (8, 16, 32, 64):
+            problem = f"granularity of {board.granularity_bytes} bytes; 8, 16, 32 or 64 are known"
+        elif board.walk_reads not in ("psc", "all"):
+            problem = f"board.walk_reads is {board.walk_reads!r}, not 'psc' or 'all'"
+        elif region.levels not in ("pte", "pte+pmd"):
+            problem = f"region.levels is {region.levels!r}, not 'pte' or 'pte+pmd'"
+        elif region.base % 4096 or region.size_bytes % 4096:
+            problem = "the region is not a whole number of pages"
+        elif region.marker_slots * region.marker_stride_bytes >= region.size_bytes:
+            problem = "the region is smaller than its markers"
+        elif region.marker_stride_bytes % board.granularity_bytes:
+            problem = "several markers share one bus address"
+        if problem:
+            raise SessionError(f"{where}: {problem}", "record again with this version of ptat")
+
+
+def _read(path: Path) -> _Description:
+    where = path / "session.json"
+    if not path.is_dir():
+        raise SessionError(f"{path}: no such session", "name a directory made by ptat record")
+    try:
+        text = where.read_bytes()
+        fields = json.loads(text)
+    except FileNotFoundError:
+        raise SessionError(
+            f"{path}: not a session: it has no session.json", "name a directory made by ptat record"
+        ) from None
+    except OSError as error:
+        raise SessionError(f"{where}: {error.strerror}") from None
+    except ValueError as error:
+        raise SessionError(
+            f"{where}: truncated or damaged: {error}", "record again, or restore the file"
+        ) from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise SessionError(f"{where}: not a session's description (format is not {FORMAT!r})")
+    if fields.get("version") != VERSION:
+        raise SessionError(
+            f"{where}: version {fields.get('version')}; this ptat reads version {VERSION}",
+            "use the ptat that recorded it, or record again",
+        )
+    try:
+        return msgspec.convert(fields, _Description)
+    except msgspec.ValidationError as error:
+        if fields.get("complete") is False and not fields.get("region"):
+            raise SessionError(
+                f"{path}: nothing was recorded: {fields.get('incomplete_reason')}", "record again"
+            ) from None
+        raise SessionError(f"{where}: {error}", "record again") from None

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""First pass over a capture stream: is it whole, and where are the markers?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ptat_parser import wire
+from ptat_parser.blocks import BusReader, Chunk
+from ptat_parser.errors import ParseError
+from ptat_parser.markers import MarkerStores
+from ptat_parser.session import Region
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a step, what is done and the total, in blocks."""
+
+
+def no_progress(step: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+@dataclass
+class Losses:
+    """Accesses that did not reach the stream. `blocks` held an unknown number of them."""
+
+    records: int = 0
+    accesses: int = 0
+    blocks: int = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was lost."""
+        return bool(self.records or self.blocks)
+
+
+@dataclass
+class Survey:
+    """What the stream holds. Times in ticks."""
+
+    stores: MarkerStores
+    losses: Losses = field(default_factory=Losses)
+    accesses: int = 0
+    first_ticks: int = 0
+    last_ticks: int = 0
+    started: bool = False
+    stopped: bool = False
+    link_errors: int = 0
+    decode_errors: int = 0
+
+
+def survey(reader: BusReader, region: Region, progress: Progress = no_progress) -> Survey:
+    """Read the whole stream once.
+
+    Raises `ParseError` for a damaged stream and for one that is of another region.
+    """
+    base = np.uint64(region.base)
+    marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
+    found = Survey(_no_stores())
+    position, time, slot, after_loss = [], [], [], []
+    inside = 0
+    loss_pending = False
+    done_blocks = 0
+    for chunk in reader:
+        offset = chunk.address - base
+        inside += int(np.count_nonzero(offset < np.uint64(region.size_bytes)))
+        rows = np.flatnonzero(chunk.write & (offset < marker_bytes))
+        position.append(rows + found.accesses)
+        time.append(chunk.time[rows])
+        slot.append((offset[rows] // np.uint64(region.marker_stride_bytes)).astype(np.int64))
+        lost_before = np.zeros(rows.size + 1, np.bool_)
+        lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
+        lost_before[0] |= loss_pending
+        loss_pending = bool(lost_before[-1])
+        after_loss.append(lost_before[:-1])
+        _count(chunk, found)
+        done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
+        progress("reading", done_blocks, reader.blocks)
+    if found.accesses and not inside:
+        raise ParseError(
+            f"{reader.path}: none of {found.accesses} accesses lies in the region"
+            f" {region.base:#x}+{region.size_bytes:#x}",
+            "session.json and the capture are not of one recording",
+        )
+    found.stores = MarkerStores(
+        np.concatenate(position),
+        np.concatenate(time),
+        np.concatenate(slot),
+        np.concatenate(after_loss),
+    )
+    return found
+
+
+def _count(chunk: Chunk, found: Survey) -> None:
+    for lost in chunk.lost:
+        found.losses.records += 1
+        found.losses.accesses += lost.count or 0
+        found.losses.blocks += lost.blocks
+    for mark in chunk.marks:
+        found.started |= mark.code == wire.Mark.START
+        found.stopped |= mark.code == wire.Mark.STOP
+        found.link_errors += mark.code == wire.Mark.LINK_ERROR
+        found.decode_errors += mark.code == wire.Mark.DECODE_ERROR
+        found.last_ticks = max(found.last_ticks, mark.time_ticks)
+    if chunk.time.size:
+        if not found.accesses:
+            found.first_ticks = int(chunk.time[0])
+        found.last_ticks = max(found.last_ticks, int(chunk.time[-1]))
+    found.accesses += chunk.time.size
+
+
+def _no_stores() -> MarkerStores:
+    nothing = np.empty(0, np.int64)
+    return MarkerStores(nothing, np.empty(0, np.uint64), nothing, np.empty(0, np.bool_))
