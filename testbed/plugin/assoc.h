@@ -14,10 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BIT_U64(n) (UINT64_C(1) << (n))
+#define BIT_U64(n)	    (UINT64_C(1) << (n))
 #define BITS_U64(high, low) ((~UINT64_C(0) >> (63 - (high))) & (~UINT64_C(0) << (low)))
 
-#define KEY_VPN	       BITS_U64(35, 0)	/* va 47:12, the page's own offset bits zero */
+#define KEY_VPN	       BITS_U64(35, 0) /* va 47:12, the page's own offset bits zero */
 #define KEY_PCID       BITS_U64(47, 36)
 #define KEY_PCID_SHIFT 36
 #define KEY_SIZE       BITS_U64(49, 48) /* enum page_size */
@@ -39,7 +39,8 @@ static inline bool key_matches(uint64_t key, uint64_t want)
 {
 	uint64_t diff = key ^ want;
 
-	return !(diff & (KEY_VPN | KEY_SIZE | KEY_VALID)) && (!(diff & KEY_PCID) || key & KEY_GLOBAL);
+	return !(diff & (KEY_VPN | KEY_SIZE | KEY_VALID)) &&
+	       (!(diff & KEY_PCID) || key & KEY_GLOBAL);
 }
 
 /* Sizes are checked where they are read (options.c). */

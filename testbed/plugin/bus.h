@@ -17,11 +17,11 @@
 struct bus {
 	struct outfile out;
 	uint64_t block[PTAT_WIRE_BLOCK_WORDS];
-	unsigned words;		/* used in block; 0: no block is open */
-	uint32_t seq;		/* of the next block */
-	uint64_t last_time_ns;	/* of the last tick */
-	uint64_t record_ns;	/* of the last record in the block */
-	uint64_t address_mask;	/* what the bus shows of an address */
+	unsigned words;	       /* used in block; 0: no block is open */
+	uint32_t seq;	       /* of the next block */
+	uint64_t last_time_ns; /* of the last tick */
+	uint64_t record_ns;    /* of the last record in the block */
+	uint64_t address_mask; /* what the bus shows of an address */
 
 	uint64_t pending_lost;	   /* accesses to report in the next LOST record */
 	uint64_t lost;		   /* accesses that will not be in the file */

@@ -127,7 +127,8 @@ static void count_walk(struct counters *counters, const struct walk_context *con
 {
 	struct address_space *space = counters_space(counters, context->pgd_pfn);
 
-	/* Intel's WALK_COMPLETED may include walks that end in a fault; the model keeps them apart. */
+	/* Intel's WALK_COMPLETED may include walks that end in a fault; the model keeps them apart.
+	 */
 	if (context->flags & PTAT_TRUTH_FLAG_FAULT) {
 		space->walk_faulted[context->cause]++;
 		return;
@@ -186,8 +187,7 @@ static void note_entry(struct capture *capture, uint64_t pa)
 	bool present = entry & PTE_PRESENT;
 
 	bit_assign(capture->not_accessed, index, present && !(entry & PTE_ACCESSED));
-	bit_assign(capture->not_dirty, index,
-		   present && entry & PTE_WRITE && !(entry & PTE_DIRTY));
+	bit_assign(capture->not_dirty, index, present && entry & PTE_WRITE && !(entry & PTE_DIRTY));
 }
 
 static void count_cpu_access(struct capture *capture, uint64_t pa, bool store, bool locked)

@@ -94,10 +94,11 @@ int counters_write(const struct counters *counters, const char *model, uint64_t 
 	fputs("\n  ],\n  \"events\": {", file);
 	write_space(file, &total);
 	fprintf(file,
-		"},\n  \"region\": {\"walker_leaf_reads\": %" PRIu64 ", \"walker_pmd_reads\": %" PRIu64
-		", \"cpu_loads\": %" PRIu64 ", \"cpu_locked\": %" PRIu64
-		", \"cpu_entry_stores\": %" PRIu64 ", \"cpu_marker_stores\": %" PRIu64
-		", \"walks_without_accessed_bit\": %" PRIu64 "},\n",
+		"},\n  \"region\": {\"walker_leaf_reads\": %" PRIu64
+		", \"walker_pmd_reads\": %" PRIu64 ", \"cpu_loads\": %" PRIu64
+		", \"cpu_locked\": %" PRIu64 ", \"cpu_entry_stores\": %" PRIu64
+		", \"cpu_marker_stores\": %" PRIu64 ", \"walks_without_accessed_bit\": %" PRIu64
+		"},\n",
 		counters->walker_leaf_reads, counters->walker_pmd_reads, counters->cpu_loads,
 		counters->cpu_locked, counters->cpu_entry_stores, counters->cpu_marker_stores,
 		counters->walks_without_accessed_bit);

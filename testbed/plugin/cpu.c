@@ -184,14 +184,10 @@ uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_
 	return KEY_VALID | flags;
 }
 
-void cpu_data_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool kernel_mode,
-		     bool locked)
+void cpu_region_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool locked)
 {
-	uint8_t cause = store ? PTAT_TRUTH_CAUSE_STORE : PTAT_TRUTH_CAUSE_LOAD;
 	struct walk where;
 
-	if (!(cpu_translate(cpu, va, cause, kernel_mode) & KEY_REGION))
-		return;
 	/* Rare: cheaper than to keep an address in each TLB entry. */
 	walk_tables(cpu->capture->ram, NULL, cpu->cr3, 0, va, &where);
 	if (where.completed)

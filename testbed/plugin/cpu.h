@@ -39,9 +39,8 @@ void cpu_invpcid(struct cpu *cpu, uint64_t type, unsigned pcid, uint64_t va);
  */
 uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode);
 
-/* A load or store inside one page: as above, and puts it on the bus if it is to the region. */
-void cpu_data_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool kernel_mode,
-		     bool locked);
+/* A load or store inside one page for which cpu_translate() said KEY_REGION. */
+void cpu_region_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool locked);
 
 /* An access that ended in a page fault. */
 void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode);

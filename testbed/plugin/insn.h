@@ -19,7 +19,7 @@ enum insn_kind {
 
 struct insn {
 	enum insn_kind kind;
-	bool locked;   /* also the implied lock of XCHG with memory */
+	bool locked; /* also the implied lock of XCHG with memory */
 	uint8_t cr;
 	uint8_t reg;   /* 0 RAX … 15 R15, the CPU's own numbers */
 	uint8_t magic; /* XX */

@@ -69,8 +69,9 @@ static int parse_geometry(const char *key, const char *text, bool may_be_none, u
 	}
 	if (sscanf(text, "%ux%u%c", &e, &w, &rest) != 2 || !w || !e || e > UINT16_MAX || e % w ||
 	    (e / w & (e / w - 1)))
-		return refuse("%s=%s: expected ENTRIESxWAYS with a power of two of sets, e.g. 64x4%s",
-			      key, text, may_be_none ? ", or 0x0 for none" : "");
+		return refuse(
+			"%s=%s: expected ENTRIESxWAYS with a power of two of sets, e.g. 64x4%s",
+			key, text, may_be_none ? ", or 0x0 for none" : "");
 	*entries = e;
 	*ways = w;
 	return 0;
@@ -147,8 +148,8 @@ static int check(const struct options *o)
 		return refuse("lowmem is more than ram_size or 4 GiB");
 	if (!o->region_size || (o->region_base | o->region_size) & PAGE_MASK)
 		return refuse("region_base and region_size must be multiples of 4096, not empty");
-	if (end < o->region_base || !(end <= o->lowmem || (o->region_base >= UINT64_C(1) << 32 &&
-							   end <= high_end)))
+	if (end < o->region_base ||
+	    !(end <= o->lowmem || (o->region_base >= UINT64_C(1) << 32 && end <= high_end)))
 		return refuse("the region does not lie in the guest's RAM");
 	if (o->marker_bytes > o->region_size)
 		return refuse("marker_bytes is more than region_size");

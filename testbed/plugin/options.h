@@ -9,16 +9,16 @@ struct options {
 	uint64_t region_base;
 	uint64_t region_size;  /* bytes */
 	uint64_t marker_bytes; /* of the region's start: stores there are markers */
-	char *ram;       /* file that is the guest's RAM */
+	char *ram;	       /* file that is the guest's RAM */
 	uint64_t ram_size;     /* bytes */
 	uint64_t lowmem;       /* bytes of RAM below 4 GiB */
 	uint64_t pf_entry;     /* virtual address of the guest's page fault handler */
-	char *bus;       /* output files */
+	char *bus;	       /* output files */
 	char *truth;
 	char *counters;
-	uint64_t granularity;  /* bytes of a bus address */
-	uint64_t buffer;       /* records of the capture FIFO; 0: never full */
-	uint64_t drain;	       /* records per second that leave it */
+	uint64_t granularity; /* bytes of a bus address */
+	uint64_t buffer;      /* records of the capture FIFO; 0: never full */
+	uint64_t drain;	      /* records per second that leave it */
 	struct cpu_model model;
 };
 

@@ -21,28 +21,30 @@ const struct cpu_model cpu_models[] = {
 		 * holds 4 KiB pages only, and none of 1 GiB go beyond the first level.
 		 */
 		.name = "ivybridge-ep",
-		.tlb = {
-			{"l1d", SIDE_DATA, 1, SIZE_4K, 64, 4},
-			{"l1d_2m", SIDE_DATA, 1, SIZE_2M, 32, 4},
-			{"l1d_1g", SIDE_DATA, 1, SIZE_1G, 4, 4},
-			{"l1i", SIDE_FETCH, 1, SIZE_4K, 128, 4},
-			{"l1i_2m", SIDE_FETCH, 1, SIZE_2M | SIZE_1G, 8, 8},
-			{"stlb", SIDE_BOTH, 2, SIZE_4K, 512, 4},
-		},
+		.tlb =
+			{
+				{"l1d", SIDE_DATA, 1, SIZE_4K, 64, 4},
+				{"l1d_2m", SIDE_DATA, 1, SIZE_2M, 32, 4},
+				{"l1d_1g", SIDE_DATA, 1, SIZE_1G, 4, 4},
+				{"l1i", SIDE_FETCH, 1, SIZE_4K, 128, 4},
+				{"l1i_2m", SIDE_FETCH, 1, SIZE_2M | SIZE_1G, 8, 8},
+				{"stlb", SIDE_BOTH, 2, SIZE_4K, 512, 4},
+			},
 		.psc = {{32, 4}, {4, 4}, {0, 0}},
 	},
 	{
 		/* Intel 248966, "Skylake Client Microarchitecture", table of TLB parameters. */
 		.name = "skylake",
-		.tlb = {
-			{"l1d", SIDE_DATA, 1, SIZE_4K, 64, 4},
-			{"l1d_2m", SIDE_DATA, 1, SIZE_2M, 32, 4},
-			{"l1d_1g", SIDE_DATA, 1, SIZE_1G, 4, 4},
-			{"l1i", SIDE_FETCH, 1, SIZE_4K, 128, 8},
-			{"l1i_2m", SIDE_FETCH, 1, SIZE_2M | SIZE_1G, 8, 8},
-			{"stlb", SIDE_BOTH, 2, SIZE_4K | SIZE_2M, 1536, 12},
-			{"stlb_1g", SIDE_BOTH, 2, SIZE_1G, 16, 4},
-		},
+		.tlb =
+			{
+				{"l1d", SIDE_DATA, 1, SIZE_4K, 64, 4},
+				{"l1d_2m", SIDE_DATA, 1, SIZE_2M, 32, 4},
+				{"l1d_1g", SIDE_DATA, 1, SIZE_1G, 4, 4},
+				{"l1i", SIDE_FETCH, 1, SIZE_4K, 128, 8},
+				{"l1i_2m", SIDE_FETCH, 1, SIZE_2M | SIZE_1G, 8, 8},
+				{"stlb", SIDE_BOTH, 2, SIZE_4K | SIZE_2M, 1536, 12},
+				{"stlb_1g", SIDE_BOTH, 2, SIZE_1G, 16, 4},
+			},
 		.psc = {{32, 4}, {4, 4}, {0, 0}},
 	},
 	{
@@ -53,12 +55,13 @@ const struct cpu_model cpu_models[] = {
 		 * cache of 64 entries; the model halves it.
 		 */
 		.name = "zen4",
-		.tlb = {
-			{"l1d", SIDE_DATA, 1, SIZE_4K | SIZE_2M | SIZE_1G, 72, 72},
-			{"l1i", SIDE_FETCH, 1, SIZE_4K | SIZE_2M | SIZE_1G, 64, 64},
-			{"l2d", SIDE_DATA, 2, SIZE_4K | SIZE_2M, 3072, 24},
-			{"l2i", SIDE_FETCH, 2, SIZE_4K | SIZE_2M, 512, 8},
-		},
+		.tlb =
+			{
+				{"l1d", SIDE_DATA, 1, SIZE_4K | SIZE_2M | SIZE_1G, 72, 72},
+				{"l1i", SIDE_FETCH, 1, SIZE_4K | SIZE_2M | SIZE_1G, 64, 64},
+				{"l2d", SIDE_DATA, 2, SIZE_4K | SIZE_2M, 3072, 24},
+				{"l2i", SIDE_FETCH, 2, SIZE_4K | SIZE_2M, 512, 8},
+			},
 		.psc = {{64, 8}, {32, 32}, {32, 32}},
 	},
 };

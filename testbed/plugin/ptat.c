@@ -116,21 +116,31 @@ static void on_fetch_bytes(unsigned cpu_index, void *argument)
 	qemu_plugin_u64_set(last_code_page, cpu_index, 0);
 }
 
-static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va, bool store,
-			uintptr_t flags)
-{
-	unsigned bytes = 1u << qemu_plugin_mem_size_shift(info);
-	unsigned first = MIN(bytes, PAGE_BYTES - va % PAGE_BYTES);
-	bool kernel = flags & MEM_KERNEL, locked = flags & MEM_LOCKED;
-
-	cpu_data_access(cpu, va, first, store, kernel, locked);
-	if (first < bytes)
-		cpu_data_access(cpu, va + first, bytes - first, store, kernel, locked);
-}
-
 static inline bool may_cross_page(uint64_t va)
 {
 	return va % PAGE_BYTES > PAGE_BYTES - ACCESS_MAX_BYTES;
+}
+
+static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va, bool store,
+			uintptr_t flags)
+{
+	uint8_t cause = store ? PTAT_TRUTH_CAUSE_STORE : PTAT_TRUTH_CAUSE_LOAD;
+	bool kernel = flags & MEM_KERNEL, locked = flags & MEM_LOCKED;
+	uint64_t key = cpu_translate(cpu, va, cause, kernel);
+	uint64_t end, page_end;
+
+	if (!(key & KEY_REGION) && !may_cross_page(va))
+		return;
+	end = va + (UINT64_C(1) << qemu_plugin_mem_size_shift(info));
+	for (;;) {
+		page_end = (va / PAGE_BYTES + 1) * PAGE_BYTES;
+		if (key & KEY_REGION)
+			cpu_region_access(cpu, va, MIN(end, page_end) - va, store, locked);
+		if (end <= page_end)
+			return;
+		va = page_end;
+		key = cpu_translate(cpu, va, cause, kernel);
+	}
 }
 
 static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
@@ -168,7 +178,6 @@ static void on_page_fault(unsigned cpu_index, void *argument)
 	else if (error & 16)
 		cause = PTAT_TRUTH_CAUSE_FETCH;
 	cpu_page_fault(&vcpu->cpu, va, cause, !(error & 4));
-	forget_fetches(cpu_index);
 }
 
 static uint64_t effective_address(struct vcpu *vcpu, const struct insn *insn)
@@ -263,8 +272,8 @@ static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 	struct qemu_plugin_insn *last = qemu_plugin_tb_get_insn(tb, insns - 1);
 	uint64_t va = qemu_plugin_tb_vaddr(tb);
 	uint64_t end = qemu_plugin_insn_vaddr(last) + qemu_plugin_insn_size(last);
-	uint64_t code_page = (uintptr_t)qemu_plugin_insn_haddr(qemu_plugin_tb_get_insn(tb, 0)) /
-			     PAGE_BYTES;
+	uint64_t code_page =
+		(uintptr_t)qemu_plugin_insn_haddr(qemu_plugin_tb_get_insn(tb, 0)) / PAGE_BYTES;
 
 	(void)id;
 	if (!code_page || va / PAGE_BYTES != (end - 1) / PAGE_BYTES)

@@ -12,16 +12,19 @@ void tlb_init(struct tlb *tlb, const struct cpu_model *model)
 		array->sizes = geometry->sizes;
 		for (int side = 0; side < TLB_SIDES; side++)
 			for (int size = 0; size < PAGE_SIZES; size++)
-				if (geometry->sides & BIT_U64(side) && geometry->sizes & BIT_U64(size))
+				if (geometry->sides & BIT_U64(side) &&
+				    geometry->sizes & BIT_U64(size))
 					tlb->by_size[side][geometry->level - 1][size] = array;
 	}
 
-	/* Every model has one; options.c lets nobody remove it. */
-	struct assoc *fast = &tlb->by_size[TLB_DATA][0][PAGE_4K]->assoc;
+	for (int size = 0; size < PAGE_SIZES; size++) {
+		static const uint64_t nothing;
+		const struct tlb_array *array = tlb->by_size[TLB_DATA][0][size];
 
-	tlb->fast_key = fast->key;
-	tlb->fast_set_mask = fast->set_mask;
-	tlb->fast_ways = fast->ways;
+		tlb->fast[size].key = array ? array->assoc.key : &nothing;
+		tlb->fast[size].set_mask = array ? array->assoc.set_mask : 0;
+		tlb->fast[size].ways = array ? array->assoc.ways : 0;
+	}
 	tlb_set_pcid(tlb, 0);
 }
 
@@ -39,11 +42,6 @@ void tlb_set_pcid(struct tlb *tlb, unsigned pcid)
 static size_t array_set(const struct tlb_array *array, uint64_t va, enum page_size size)
 {
 	return assoc_set(&array->assoc, (va & BITS_U64(47, 0)) >> page_shift(size));
-}
-
-static uint64_t size_key(enum page_size size)
-{
-	return (uint64_t)size << KEY_SIZE_SHIFT;
 }
 
 static void array_insert(struct tlb_array *array, uint64_t va, enum page_size size, uint64_t key)
@@ -67,7 +65,7 @@ static uint64_t level_lookup(struct tlb *tlb, enum tlb_side side, int level, uin
 			continue;
 		set = array_set(array, va, size);
 		way = assoc_find(&array->assoc, set,
-				 tlb_vpn(va, size) | size_key(size) | tlb->context);
+				 tlb_vpn(va, size) | tlb_size_key(size) | tlb->context);
 		if (way >= 0) {
 			assoc_touch(&array->assoc, set, way);
 			return array->assoc.key[set];
@@ -99,10 +97,9 @@ uint64_t tlb_lookup(struct tlb *tlb, enum tlb_side side, uint64_t va, uint64_t n
 	return key;
 }
 
-void tlb_fill(struct tlb *tlb, enum tlb_side side, uint64_t va, enum page_size size,
-	      uint64_t flags)
+void tlb_fill(struct tlb *tlb, enum tlb_side side, uint64_t va, enum page_size size, uint64_t flags)
 {
-	uint64_t key = tlb_vpn(va, size) | size_key(size) | tlb->context | flags;
+	uint64_t key = tlb_vpn(va, size) | tlb_size_key(size) | tlb->context | flags;
 
 	for (int level = 0; level < 2; level++)
 		if (tlb->by_size[side][level][size])
@@ -125,7 +122,7 @@ void tlb_flush_page(struct tlb *tlb, uint64_t va, unsigned pcid, bool global)
 		struct tlb_array *array = &tlb->array[i];
 
 		for (int size = 0; size < PAGE_SIZES; size++) {
-			uint64_t want = tlb_vpn(va, size) | size_key(size) | context;
+			uint64_t want = tlb_vpn(va, size) | tlb_size_key(size) | context;
 			size_t set = array_set(array, va, size);
 
 			if (!array->live[size])

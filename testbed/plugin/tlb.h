@@ -51,12 +51,14 @@ struct tlb_array {
 };
 
 struct tlb {
-	/* The data array of 4 KiB pages again, for tlb_hit_fast(). */
-	uint64_t *fast_key;
-	uint64_t fast_set_mask;
-	uint64_t fast_ways;
-
 	uint64_t context; /* KEY_VALID and the current PCID, in a key's place */
+	/* The first-level data arrays again, for tlb_hit_fast(). */
+	struct {
+		const uint64_t *key;
+		uint32_t set_mask;
+		uint32_t ways;
+	} fast[PAGE_SIZES];
+
 	struct tlb_array array[TLB_ARRAYS_MAX];
 	unsigned arrays;
 	struct tlb_array *by_size[TLB_SIDES][2][PAGE_SIZES]; /* [][level - 1][]; may be NULL */
@@ -70,6 +72,11 @@ static inline unsigned page_shift(enum page_size size)
 static inline uint64_t tlb_vpn(uint64_t va, enum page_size size)
 {
 	return (va >> 12 & KEY_VPN) >> (9 * size) << (9 * size);
+}
+
+static inline uint64_t tlb_size_key(enum page_size size)
+{
+	return (uint64_t)size << KEY_SIZE_SHIFT;
 }
 
 void tlb_init(struct tlb *tlb, const struct cpu_model *model);
@@ -94,16 +101,22 @@ void tlb_flush_non_global(struct tlb *tlb);
 void tlb_flush_all(struct tlb *tlb);
 
 /*
- * True if @va hits a 4 KiB data translation outside the region that is already the most recently
- * used of its set: then nothing has to change. Anything else is for tlb_lookup().
+ * True if @va hits a data translation outside the region that is already the most recently used
+ * of its set: then nothing has to change. Anything else is for tlb_lookup().
  */
 static inline bool tlb_hit_fast(const struct tlb *tlb, uint64_t va, uint64_t need)
 {
-	uint64_t vpn = va >> 12 & KEY_VPN;
-	uint64_t key = tlb->fast_key[(vpn & tlb->fast_set_mask) * tlb->fast_ways];
 	uint64_t mask = KEY_VPN | KEY_PCID | KEY_SIZE | KEY_VALID | KEY_REGION | need;
 
-	return !((key ^ (vpn | tlb->context | need)) & mask);
+#pragma GCC unroll 3
+	for (int size = 0; size < PAGE_SIZES; size++) {
+		uint64_t set = va >> page_shift(size) & tlb->fast[size].set_mask;
+		uint64_t want = tlb_vpn(va, size) | tlb_size_key(size) | tlb->context | need;
+
+		if (!((tlb->fast[size].key[set * tlb->fast[size].ways] ^ want) & mask))
+			return true;
+	}
+	return false;
 }
 
 #endif

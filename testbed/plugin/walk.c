@@ -43,8 +43,7 @@ static void psc_flush_matching(struct psc *psc, uint64_t mask, uint64_t want)
 
 void psc_flush_pcid(struct psc *psc, unsigned pcid)
 {
-	psc_flush_matching(psc, KEY_VALID | KEY_PCID,
-			   KEY_VALID | (uint64_t)pcid << KEY_PCID_SHIFT);
+	psc_flush_matching(psc, KEY_VALID | KEY_PCID, KEY_VALID | (uint64_t)pcid << KEY_PCID_SHIFT);
 }
 
 void psc_flush_all(struct psc *psc)

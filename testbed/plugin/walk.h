@@ -34,7 +34,7 @@ struct psc {
 struct walk {
 	uint64_t read[WALK_READS_MAX]; /* physical addresses of the entries read, in order */
 	uint64_t entry;		       /* the last of them */
-	uint64_t grants;	       /* PTE_WRITE, PTE_USER and PTE_NX, which stands for "may execute" */
+	uint64_t grants; /* PTE_WRITE, PTE_USER and PTE_NX, which stands for "may execute" */
 	uint8_t reads;
 	uint8_t shift;	/* log2 of what the last entry covers: 12, 21, 30 or 39 */
 	bool completed; /* the last entry maps a page */
