@@ -8,7 +8,7 @@ pairs, found as the edge of their lower convex hull that spans the middle of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Clock:
     @property
     def origin_ns(self) -> int:
         """Kernel time of the origin."""
-        return int(self.origin_cycles * 1e9 / self.cycles_hz)
+        return round(self.origin_cycles * 1e9 / self.cycles_hz)
 
     @property
     def ns_per_tick(self) -> float:
@@ -56,16 +56,14 @@ class Clock:
         ticks = (since / self.cycles_per_tick).astype(np.int64) + self.origin_ticks
         return np.maximum(ticks, 0).astype(np.uint64)
 
+    @classmethod
+    def from_summary(cls, summary: dict[str, Any]) -> Clock:
+        """The clock that wrote `summary`: its `to_ns` gives the very same values."""
+        return cls(**summary)
+
     def summary(self) -> dict[str, Any]:
         """For ``summary.json``."""
-        return {
-            "origin_ticks": self.origin_ticks,
-            "origin_ns": self.origin_ns,
-            "ns_per_tick": self.ns_per_tick,
-            "drift_ppm": round(self.drift_ppm, 3),
-            "residual_ns": round(self.residual_ns, 1),
-            "pairs": self.pairs,
-        }
+        return asdict(self)
 
 
 def fit(

@@ -448,6 +448,7 @@ def _processes(done: Replay, pages: pa.Table, fitted: Clock) -> list[dict[str, A
                 "pgd": mm.pgd,
                 "attached_ns": _ns(fitted, mm.attached_ticks),
                 "exited_ns": _ns(fitted, mm.exited_ticks),
+                "first_ticks": mm.first_ticks,
                 "attached_ticks": mm.attached_ticks,
                 "exited_ticks": mm.exited_ticks,
                 "misses": all_misses[i],

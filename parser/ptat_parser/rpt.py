@@ -47,6 +47,7 @@ class Mm:
     comm: str = ""
     why: int = -1
     pgd: int = 0
+    first_ticks: int | None = None
     attached_ticks: int | None = None
     exited_ticks: int | None = None
     tables: int = 0
@@ -147,6 +148,8 @@ class Rpt:
             return
         mm_index = self.mm_index(event.mm)
         mm = self.mms[mm_index]
+        if mm.first_ticks is None:
+            mm.first_ticks = time_ticks
         level = event.level
         if kind == kernel_log.MM_ATTACH:
             mm.tgid = event.tgid

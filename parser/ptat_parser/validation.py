@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Compares a trace with what is known from elsewhere: truth, counters, the walks' grammar.
+
+The testbed's walker stamps each walk with the time of its leaf read on the bus, so trace and
+truth are joined walk by walk: a miss is right if process, virtual page and page size agree.
+Order is then equal by itself. Boards without a truth are held to less: every read explained
+and, where the machine reads the whole path at each walk, every walk whole.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import truth
+from ptat_parser.clock import Clock
+from ptat_parser.errors import BadInput
+from ptat_parser.results import KIND_FAULT, Results
+from ptat_parser.survey import Progress, no_progress
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+BLOCK_WALKS = 1 << 20
+EXAMPLES_MAX = 10
+
+_COUNTERS = tuple(
+    f"{name}.walk_completed" for name in ("dtlb_load_misses", "dtlb_store_misses", "itlb_misses")
+)
+
+
+@dataclass
+class Validation:
+    """The outcome; `asdict` of it is what ``ptat validate --json`` prints.
+
+    `exact` is None where no truth was recorded; `ok` says whether all that could be checked
+    holds. `missing`: misses of the truth that the trace lacks; `extra`: misses of the trace that
+    the truth lacks; `wrong_page`: in both, but of another process, page or page size.
+    `fault_label_errors`: walks taken for faulted that were not, or the other way round (they
+    are in `missing` or `extra` too). `outside_region`: misses of traced processes whose leaf entry
+    lay outside the region; `not_demanded`: those of them that the trace need not have.
+    `relative_error` is 1 − trace/counter over the processes that were traced from their start.
+    """
+
+    ok: bool = True
+    exact: bool | None = None
+    truth_misses: int | None = None
+    trace_misses: int = 0
+    matched: int = 0
+    missing: int = 0
+    extra: int = 0
+    wrong_page: int = 0
+    lost: int = 0
+    counter_walks: int | None = None
+    relative_error: float | None = None
+    fault_label_errors: int = 0
+    outside_region: int = 0
+    not_demanded: int = 0
+    unexplained: int = 0
+    truth_faulted: int | None = None
+    trace_faulted: int = 0
+    races: int = 0
+    explained: int | None = None
+    kernel_reads: int | None = None
+    granularity_bytes: int = 8
+    notes: list[str] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def validate(results: Results, *, progress: Progress = no_progress) -> Validation:
+    """Check a parsed session against everything its recording offers."""
+    summary = results.summary
+    found = Validation(
+        trace_misses=summary["totals"]["misses"],
+        trace_faulted=summary["totals"]["faulted"],
+        lost=summary["lost"],
+        unexplained=summary["unexplained"]["reads"] + summary["unexplained"]["events"],
+        granularity_bytes=summary["granularity_bytes"],
+    )
+    if results.session.truth_path.exists():
+        _compare_with_truth(results, found, progress)
+    else:
+        found.notes.append("no truth was recorded: misses cannot be compared one by one")
+    if results.session.counters_path.exists():
+        _compare_with_counters(results, found)
+    else:
+        found.notes.append("no counters were recorded")
+    if results.session.board.walk_reads == "all":
+        _check_walks(results, found)
+    found.ok = (
+        found.exact is not False
+        and not found.lost
+        and not found.unexplained
+        and not found.kernel_reads
+    )
+    return found
+
+
+def _check_walks(results: Results, found: Validation) -> None:
+    walks = results.summary["walks"]
+    if results.session.region.levels != "pte+pmd":
+        found.notes.append("PMD tables were not traced: the walks' grammar cannot be checked")
+        return
+    found.explained = walks["whole"]
+    found.kernel_reads = walks["broken"] + found.unexplained
+
+
+def _compare_with_counters(results: Results, found: Validation) -> None:
+    path = results.session.counters_path
+    try:
+        spaces = {
+            space["pgd_pfn"]: sum(space[name] for name in _COUNTERS)
+            for space in json.loads(path.read_bytes())["address_spaces"]
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: damaged: {error}", "restore the file, or record again") from None
+    whole = [p for p in results.summary["processes"] if p["why"] in ("fork", "exec")]
+    found.counter_walks = sum(spaces.get(pfn, 0) for pfn in {p["pgd"] >> 12 for p in whole})
+    if found.counter_walks:
+        trace = sum(process["misses"] for process in whole)
+        found.relative_error = 1 - trace / found.counter_walks
+
+
+class _Processes:
+    """Which traced address space a page-directory frame belonged to, and when."""
+
+    def __init__(self, processes: list[dict[str, Any]]) -> None:
+        self._lives: dict[int, list[tuple[int, int, int]]] = {}
+        self.from_start = np.array([p["why"] in ("fork", "exec") for p in processes], np.bool_)
+        for i, process in enumerate(processes):
+            if process["attached_ticks"] is None:
+                continue
+            end = process["exited_ticks"]
+            life = (process["first_ticks"], (1 << 63) if end is None else end, i)
+            self._lives.setdefault(process["pgd"] >> 12, []).append(life)
+
+    def of(self, pgd_pfn: npt.NDArray[np.uint32], time: U64) -> I64:
+        """Index of the process of each walk, -1 where it was not traced."""
+        found = np.full(time.size, -1, np.int64)
+        for pfn in np.unique(pgd_pfn).tolist():
+            rows = np.flatnonzero(pgd_pfn == pfn)
+            at = time[rows].astype(np.int64)
+            for start, end, i in self._lives.get(pfn, []):
+                found[rows[(at >= start) & (at < end)]] = i
+        return found
+
+
+class _Trace:
+    """Records of one kind of results file, taken up to a time."""
+
+    def __init__(self, batches: Iterator[tuple[npt.NDArray[Any], ...]]) -> None:
+        self._batches = batches
+        self._held: tuple[npt.NDArray[Any], ...] | None = next(batches, None)
+
+    def until(self, time_ns: int | None) -> tuple[I64, npt.NDArray[np.uint32]]:
+        """Time and page of the records not taken yet, up to `time_ns` (None: all)."""
+        times, pages = [np.empty(0, np.int64)], [np.empty(0, np.uint32)]
+        while self._held is not None:
+            time, page = self._held
+            end = (
+                time.size if time_ns is None else int(np.searchsorted(time, time_ns, side="right"))
+            )
+            times.append(time[:end])
+            pages.append(page[:end])
+            if end < time.size:
+                self._held = time[end:], page[end:]
+                break
+            self._held = next(self._batches, None)
+        return np.concatenate(times), np.concatenate(pages)
+
+
+def _faults(results: Results) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    for time, page, kind in results.others():
+        rows = kind == KIND_FAULT
+        yield time[rows], page[rows]
+
+
+def _join(time: I64, of: I64) -> I64:
+    """Index into the sorted `of` of each element of the sorted `time`, or -1.
+
+    Equal times are paired in order.
+    """
+    if not time.size or not of.size:
+        return np.full(time.size, -1, np.int64)
+    rank = np.arange(time.size) - np.searchsorted(time, time)
+    at = np.searchsorted(of, time) + rank
+    inside = np.minimum(at, of.size - 1)
+    return np.where((at < of.size) & (of[inside] == time), inside, -1)
+
+
+def _compare_with_truth(results: Results, found: Validation, progress: Progress) -> None:
+    summary = results.summary
+    walks = truth.read(results.session.truth_path)
+    clock = Clock.from_summary(summary["clock"])
+    processes = _Processes(summary["processes"])
+    index_of = {process["mm"]: i for i, process in enumerate(summary["processes"])}
+    pages = results.pages()
+    page_mm = np.array([index_of[mm] for mm in pages["mm"].to_pylist()], np.int64)
+    page_va = pages["vaddr"].to_numpy()
+    page_size = pages["page_size_bytes"].to_numpy().astype(np.uint64)
+    page_end = page_va + page_size * pages["span"].to_numpy()
+    pmd_visible = results.session.region.levels == "pte+pmd"
+
+    misses, faults = _Trace(results.misses()), _Trace(_faults(results))
+    found.truth_misses = found.truth_faulted = 0
+    start = 0
+    while start < len(walks):
+        stop = _block_end(walks, start, clock)
+        block = walks[start:stop]
+        start = stop
+        time_ns = clock.to_ns(block["time"].copy())
+        last_ns = int(time_ns[-1]) if stop < len(walks) else None
+        owner = processes.of(block["pgd_pfn"], block["time"])
+        flags, shift = block["flags"], block["shift"]
+        faulted = flags & truth.Flag.FAULT != 0
+        in_region = flags & truth.Flag.LEAF_IN_REGION != 0
+        traced = owner >= 0
+        visible = (shift == 12) | (pmd_visible & (shift == 21))
+        demanded = traced & ~faulted & (in_region | (processes.from_start[owner] & visible))
+        outside = traced & ~faulted & ~in_region
+        found.truth_misses += int(np.count_nonzero(demanded))
+        found.truth_faulted += int(np.count_nonzero(traced & faulted & in_region))
+        found.outside_region += int(np.count_nonzero(outside))
+        found.not_demanded += int(np.count_nonzero(outside & ~demanded))
+        found.races += int(np.count_nonzero(traced & (flags & truth.Flag.RACE != 0)))
+
+        trace_ns, page = misses.until(last_ns)
+        walk = _join(trace_ns, time_ns)
+        known = walk >= 0
+        va = block["va"][walk]
+        right = (
+            known
+            & demanded[walk]
+            & (page_mm[page] == owner[walk])
+            & (page_va[page] <= va)
+            & (va < page_end[page])
+            & (page_size[page] == np.uint64(1) << shift[walk].astype(np.uint64))
+        )
+        wrong = known & demanded[walk] & ~right
+        extra = ~known | ~demanded[walk]
+        hit = np.zeros(len(block), np.bool_)
+        hit[walk[known]] = True
+        missing = demanded & ~hit
+        found.matched += int(np.count_nonzero(right))
+        found.wrong_page += int(np.count_nonzero(wrong))
+        found.extra += int(np.count_nonzero(extra))
+        found.missing += int(np.count_nonzero(missing))
+        found.fault_label_errors += int(np.count_nonzero(known & (faulted & traced)[walk]))
+
+        fault_ns, fault_page = faults.until(last_ns)
+        fault_walk = _join(fault_ns, time_ns)
+        mislabelled = (fault_walk >= 0) & demanded[fault_walk]
+        found.fault_label_errors += int(np.count_nonzero(mislabelled))
+
+        for kind, rows in (("wrong_page", wrong), ("extra", extra)):
+            for i in np.flatnonzero(rows)[: EXAMPLES_MAX - len(found.examples)].tolist():
+                found.examples.append(
+                    {"kind": kind}
+                    | _of_trace(pages, trace_ns, page, i)
+                    | (_of_truth(block, int(walk[i])) if known[i] else {})
+                )
+        for i in np.flatnonzero(missing)[: EXAMPLES_MAX - len(found.examples)].tolist():
+            as_fault = np.flatnonzero(fault_walk == i)[:1].tolist()
+            found.examples.append(
+                {"kind": "missing", "labelled_faulted": bool(as_fault), "time_ns": int(time_ns[i])}
+                | _of_truth(block, i)
+            )
+        progress("comparing", stop, len(walks))
+    if not len(walks):
+        found.extra = found.trace_misses
+    found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
+
+
+def _block_end(walks: npt.NDArray[Any], start: int, clock: Clock) -> int:
+    """End of the next block of walks; walks of the same nanosecond stay together."""
+    stop = min(start + BLOCK_WALKS, len(walks))
+    if stop == len(walks):
+        return stop
+    last = int(clock.to_ns(walks["time"][stop - 1 : stop])[0])
+    return bisect.bisect_right(
+        range(len(walks)),
+        last,
+        lo=stop,
+        key=lambda i: int(clock.to_ns(walks["time"][i : i + 1])[0]),
+    )
+
+
+def _of_trace(pages: Any, time_ns: I64, page: npt.NDArray[np.uint32], i: int) -> dict[str, Any]:
+    row = pages.slice(int(page[i]), 1).to_pylist()[0]
+    return {
+        "time_ns": int(time_ns[i]),
+        "trace": {name: row[name] for name in ("mm", "vaddr", "page_size_bytes", "span")},
+    }
+
+
+def _of_truth(block: npt.NDArray[Any], i: int) -> dict[str, Any]:
+    row = block[i]
+    return {"truth": {name: int(row[name]) for name, _, _ in truth.FIELDS}}
