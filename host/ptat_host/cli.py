@@ -8,18 +8,22 @@ passes on the status of the command that it recorded.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 from ptat_parser.errors import PtatError
 
 from ptat_host import boards
 from ptat_host.boards.base import Board, BoardError, RecordRequest
 from ptat_host.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from ptat_parser import Results
 
 SESSIONS = Path("ptat-sessions")
 
@@ -106,6 +110,12 @@ def _add_session(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="session directory (default: the newest in ptat-sessions/)",
     )
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -285,6 +295,18 @@ def _session(arguments: argparse.Namespace) -> Path:
 def _add_parse(commands: _Commands[_Parser]) -> None:
     parser = _add_command(commands, "parse", "make the results of a session again")
     _add_session(parser)
+    parser.add_argument(
+        "--salvage",
+        action="store_true",
+        help="leave damaged blocks of the capture out and count them as lost"
+        " (default: refuse a damaged capture)",
+    )
+    parser.add_argument(
+        "--counts-only",
+        action="store_true",
+        help="no single misses, only pages and totals: enough for ptat report"
+        " (default: all results)",
+    )
     parser.set_defaults(run=_parse)
 
 
@@ -292,6 +314,14 @@ def _add_report(commands: _Commands[_Parser]) -> None:
     parser = _add_command(commands, "report", "summarise a session")
     _add_session(parser)
     _add_json(parser)
+    parser.add_argument(
+        "--top", metavar="N", type=_positive, default=10, help="hottest pages to list (default: 10)"
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if anything is lost, untraced or unexplained (default: with 0)",
+    )
     parser.set_defaults(run=_report)
 
 
@@ -299,7 +329,7 @@ def _add_script(commands: _Commands[_Parser]) -> None:
     parser = _add_command(commands, "script", "print one miss a line")
     _add_session(parser)
     parser.add_argument(
-        "--limit", metavar="N", type=int, help="stop after N misses (default: all of them)"
+        "--limit", metavar="N", type=_positive, help="stop after N misses (default: all of them)"
     )
     parser.set_defaults(run=_script)
 
@@ -314,15 +344,48 @@ def _add_validate(commands: _Commands[_Parser]) -> None:
 
 
 def _parse(arguments: argparse.Namespace) -> int:
-    raise NotImplementedError
+    import ptat_parser
+
+    from ptat_host import progress
+
+    session = _session(arguments)
+    with progress.bar() as show:
+        results = ptat_parser.parse(
+            session,
+            salvage=arguments.salvage,
+            counts_only=arguments.counts_only,
+            progress=show,
+        )
+    totals = results.summary["totals"]
+    print(f"{totals['misses']} misses in {totals['pages']} pages: {results.path}")
+    return 0
+
+
+def _load(arguments: argparse.Namespace) -> Results:
+    import ptat_parser
+
+    from ptat_host import progress
+
+    with progress.bar() as show:
+        return ptat_parser.load(_session(arguments), progress=show)
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from ptat_host import console, report
+
+    content = report.summarise(_load(arguments), arguments.top)
+    if arguments.json:
+        print(json.dumps(content))
+    else:
+        console.show(report.render(content))
+    return 1 if arguments.strict and not report.is_whole(content) else 0
 
 
 def _script(arguments: argparse.Namespace) -> int:
-    raise NotImplementedError
+    from ptat_host import script
+
+    script.write(_load(arguments), sys.stdout.buffer, arguments.limit)
+    return 0
 
 
 def _validate(arguments: argparse.Namespace) -> int:

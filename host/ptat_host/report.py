@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat report``: what a session shows, as one JSON object and as text made from that object."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from ptat_parser import Results
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ptat_host.sizes import format_size
+
+HOT_PERCENT = (5, 20, 25)
+"""Parts of a process's pages for which the report says how many of its misses they have."""
+
+PROCESSES_SHOWN = 20
+
+
+def summarise(results: Results, top: int) -> dict[str, Any]:
+    """The report as a JSON object, with at most `top` hottest pages.
+
+    Addresses and sizes are in bytes, times in ns, shares between 0 and 1.
+    """
+    session, summary = results.session, results.summary
+    pages = results.pages()
+    pages = pages.filter(pc.greater(pages["misses"], 0))
+    return {
+        "session": str(session.path),
+        "command": session.command.argv,
+        "exit_status": session.command.exit_status,
+        "children": session.command.children,
+        "complete": summary["complete"],
+        "incomplete_reason": summary["incomplete_reason"],
+        "created_utc": session.created_utc,
+        "board": session.board.name,
+        "granularity_bytes": session.board.granularity_bytes,
+        "levels": session.region.levels,
+        "region_bytes": session.region.size_bytes,
+        "kernel": session.kernel.release,
+        "cpu": session.cpu,
+        "totals": summary["totals"],
+        "processes": _processes(summary, pages),
+        "hottest_pages": _hottest(pages, top),
+        "lost": summary["lost"],
+        "losses": summary["losses"],
+        "untraced": _untraced(summary),
+        "unexplained": summary["unexplained"],
+        "clock": summary["clock"],
+        "warnings": summary["warnings"],
+        "console_warnings": session.kernel.warnings,
+    }
+
+
+def hot_share(misses: npt.NDArray[np.int64], percent: int) -> float | None:
+    """Share of all misses that the hottest `percent` % of the pages have, rounded up to a page.
+
+    `misses` counts them for each page that has any, shape ``(pages,)``; None: there is none.
+    """
+    if not misses.size:
+        return None
+    hottest = np.sort(misses)[::-1][: math.ceil(misses.size * percent / 100)]
+    return float(hottest.sum() / misses.sum())
+
+
+def _processes(summary: dict[str, Any], pages: pa.Table) -> list[dict[str, Any]]:
+    """One for each address space, those with most misses first."""
+    total = summary["totals"]["misses"]
+    mm, misses = pages["mm"].to_numpy(), pages["misses"].to_numpy()
+    processes = []
+    for process in sorted(summary["processes"], key=lambda process: -process["misses"]):
+        of_process = misses[mm == process["mm"]]
+        shares = {str(percent): hot_share(of_process, percent) for percent in HOT_PERCENT}
+        processes.append(
+            {
+                **process,
+                "share": process["misses"] / total if total else 0.0,
+                "hottest_percent_shares": shares,
+            }
+        )
+    return processes
+
+
+def _hottest(pages: pa.Table, top: int) -> list[dict[str, Any]]:
+    columns = ["comm", "tgid", "mm", "vaddr", "page_size_bytes", "span", "misses", "faulted"]
+    order = [("misses", "descending"), ("page", "ascending")]
+    hottest: list[dict[str, Any]] = (
+        pages.take(pc.select_k_unstable(pages, k=top, sort_keys=order)).select(columns).to_pylist()
+    )
+    return hottest
+
+
+def _untraced(summary: dict[str, Any]) -> dict[str, Any]:
+    """How much of the address spaces in use had page tables outside of the region."""
+    processes = summary["processes"]
+    untraced_bytes = sum(process["untraced_bytes"] for process in processes)
+    traced_bytes = sum(process["traced_bytes"] for process in processes)
+    return {
+        "tables": sum(process["untraced_tables"] for process in processes),
+        "bytes": untraced_bytes,
+        "share": untraced_bytes / (untraced_bytes + traced_bytes) if untraced_bytes else 0.0,
+    }
+
+
+def is_whole(report: dict[str, Any]) -> bool:
+    """Nothing is lost, untraced or unexplained, and the recording ended well."""
+    unexplained = report["unexplained"]
+    return bool(
+        report["complete"]
+        and not report["lost"]
+        and not report["untraced"]["tables"]
+        and not any(unexplained[kind] for kind in ("reads", "stores", "events"))
+    )
+
+
+# As text ------------------------------------------------------------------------------------------
+
+
+def render(report: dict[str, Any]) -> RenderableType:
+    """The report for people."""
+    parts: list[RenderableType] = [_title(report), "", _totals(report), "", *_problems(report)]
+    if report["processes"]:
+        parts += [_process_table(report), "", _hot_table(report), ""]
+    if report["hottest_pages"]:
+        parts += [_page_table(report), ""]
+    parts.append(_circumstances(report))
+    return Group(*parts)
+
+
+def _title(report: dict[str, Any]) -> Text:
+    status = report["exit_status"]
+    ended = "did not end" if status is None else f"ended with {status}"
+    return Text.assemble((shlex.join(report["command"]), "bold"), f"  {ended}")
+
+
+def _totals(report: dict[str, Any]) -> Table:
+    totals = report["totals"]
+    table = _table()
+    table.show_header = False
+    table.add_row("TLB misses", _count(totals["misses"]), f"in {_count(totals['pages'])} pages")
+    table.add_row("faulted walks", _count(totals["faulted"]), "ended in a page fault; not counted")
+    table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
+    lost = report["lost"]
+    kinds = ", ".join(f"{kind} {_count(n)}" for kind, n in report["losses"].items() if n)
+    table.add_row("lost", Text(_count(lost), style="bold red" if lost else ""), kinds or "nothing")
+    return table
+
+
+def _problems(report: dict[str, Any]) -> list[RenderableType]:
+    """What a reader must know before believing the numbers."""
+    problems = list(report["warnings"])
+    untraced = report["untraced"]
+    if untraced["tables"]:
+        problems.append(
+            f"the region was full: {format_size(untraced['bytes'])} of address space"
+            f" ({_percent(untraced['share'])} of what was in use, {_count(untraced['tables'])} page"
+            f" tables) were not traced; record with --region {_larger(report['region_bytes'])}"
+        )
+    unexplained = report["unexplained"]
+    if unexplained["reads"]:
+        problems.append(f"{_count(unexplained['reads'])} reads that no walk explains")
+    if unexplained["stores"]:
+        problems.append(f"{_count(unexplained['stores'])} stores to no page table")
+    if unexplained["events"]:
+        problems.append(f"{_count(unexplained['events'])} kernel events that contradict others")
+    problems += [f"guest console: {line}" for line in report["console_warnings"]]
+    lines = [Text(f"! {problem}", style="bold red") for problem in problems]
+    return [*lines, ""] if lines else []
+
+
+def _process_table(report: dict[str, Any]) -> Table:
+    processes = report["processes"]
+    sizes = sorted({int(size) for p in processes for size in p["misses_by_page_size"]})
+    table = _table("process", "tgid", "misses", "share", "pages")
+    for size in sizes:
+        table.add_column(f"in {format_size(size)}", justify="right")
+    table.add_column("faulted", justify="right")
+    for process in processes[:PROCESSES_SHOWN]:
+        by_size = process["misses_by_page_size"]
+        table.add_row(
+            _name(process["comm"]),
+            str(process["tgid"]),
+            _count(process["misses"]),
+            _percent(process["share"]),
+            _count(process["pages"]),
+            *(_count(by_size.get(str(size), 0)) for size in sizes),
+            _count(process["faulted"]),
+        )
+    if len(processes) > PROCESSES_SHOWN:
+        table.add_row(f"… and {len(processes) - PROCESSES_SHOWN} more")
+    return table
+
+
+def _hot_table(report: dict[str, Any]) -> Table:
+    table = _table("misses in hottest", "tgid", *(f"{percent} %" for percent in HOT_PERCENT))
+    table.add_column("of pages")
+    for process in report["processes"][:PROCESSES_SHOWN]:
+        shares = process["hottest_percent_shares"]
+        table.add_row(
+            _name(process["comm"]),
+            str(process["tgid"]),
+            *(_percent(shares[str(percent)]) for percent in HOT_PERCENT),
+        )
+    return table
+
+
+def _page_table(report: dict[str, Any]) -> Table:
+    total = report["totals"]["misses"]
+    table = _table("hottest pages", "tgid", "address", "size", "misses", "share")
+    for page in report["hottest_pages"]:
+        size = format_size(page["page_size_bytes"])
+        table.add_row(
+            _name(page["comm"]),
+            str(page["tgid"]),
+            f"{page['vaddr']:#014x}",
+            size if page["span"] == 1 else f"one of {page['span']} × {size}",
+            _count(page["misses"]),
+            _percent(page["misses"] / total),
+        )
+    return table
+
+
+def _circumstances(report: dict[str, Any]) -> Table:
+    """How the trace was taken."""
+    clock = report["clock"]
+    cpu = report["cpu"].get("tlb") or report["cpu"].get("name") or "unknown"
+    table = Table(box=None, pad_edge=False, show_header=False, style="dim")
+    table.add_row("session", Text(f"{report['session']}, {report['created_utc'] or 'undated'}"))
+    table.add_row(
+        "taken on",
+        f"{report['board']}, {report['granularity_bytes']}-byte bus, TLB {cpu},"
+        f" kernel {report['kernel'] or 'unknown'}",
+    )
+    table.add_row(
+        "traced",
+        f"{report['levels']} tables in a region of {format_size(report['region_bytes'])},"
+        f" {'with' if report['children'] else 'without'} the command's children",
+    )
+    table.add_row(
+        "clocks",
+        f"{_count(clock['pairs'])} markers, drift {clock['drift_ppm']} ppm,"
+        f" residual {clock['residual_ns']} ns",
+    )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """A table whose first column is a name and whose others are numbers."""
+    table = Table(box=None, pad_edge=False, header_style="underline")
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    return table
+
+
+def _name(comm: str) -> Text:
+    """A name that no process can turn into markup or terminal controls."""
+    return Text("".join(c if c.isprintable() else "?" for c in comm) or "?")
+
+
+def _larger(region_bytes: int) -> str:
+    return f"{2 * region_bytes >> 20}M"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
