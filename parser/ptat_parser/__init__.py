@@ -9,7 +9,7 @@ builds of C parts run modules of this package with the system's Python, without 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ptat_parser.results import Results, load, parse
@@ -20,8 +20,9 @@ __all__ = ["Results", "Validation", "load", "parse", "validate"]
 _HOME = {"Validation": "validation", "validate": "validation"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(name)
     module = importlib.import_module(f"ptat_parser.{_HOME.get(name, 'results')}")
-    return getattr(module, name)
+    found: object = getattr(module, name)
+    return found

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import wire
 from ptat_parser.errors import BadInput, ParseError
+from ptat_parser.jit import Integer, jit
 
 U64 = npt.NDArray[np.uint64]
 
@@ -332,17 +332,17 @@ _COUNT_MASK = (1 << wire.CHECK_COUNT_BITS) - 1
 _CHECK_ZERO_MASK = 0xFFFF << wire.CHECK_CRC_BITS
 
 
-@numba.njit(cache=True, nogil=True)
-def decode_blocks(  # noqa: PLR0913
+@jit
+def decode_blocks(
     words: U64,
     good: npt.NDArray[np.bool_],
     missing_before: npt.NDArray[np.int64],
-    start_ticks: int,
+    start_ticks: Integer,
     time: U64,
     address: U64,
     write: npt.NDArray[np.bool_],
     others: U64,
-) -> tuple[int, int, int, int]:
+) -> tuple[Integer, Integer, Integer, Integer]:
     """Decode the records of the blocks marked `good`, which follow a record at `start_ticks`.
 
     `words` has shape ``(blocks, 1024)``. Fills `time` (ticks), `address` (bytes), `write` and
@@ -380,7 +380,7 @@ def decode_blocks(  # noqa: PLR0913
                 if ticks < now:
                     return n, m, now, b
                 now = ticks
-            elif tag == TAG_LOST or tag == TAG_MARK:
+            elif tag in (TAG_LOST, TAG_MARK):
                 now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
                 others[m, 0] = n
                 others[m, 1] = now

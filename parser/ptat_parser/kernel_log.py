@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.errors import ParseError
+from ptat_parser.jit import Integer, jit
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
@@ -79,8 +79,14 @@ TABLE_EVENT = np.dtype([(name, "S16" if name == "comm" else "<u8") for name in T
 _INTEGERS = frozenset(TableEvent._fields) - {"time", "kind", "cpu", "comm"}
 
 TIMED_EVENT = np.dtype(
-    [("time", "<u8"), ("kind", "u1"), ("mm", "<u8"), ("va", "<u8"), ("slot_pa", "<u8")]
-    + [("entry", "<u8")]
+    [
+        ("time", "<u8"),
+        ("kind", "u1"),
+        ("mm", "<u8"),
+        ("va", "<u8"),
+        ("slot_pa", "<u8"),
+        ("entry", "<u8"),
+    ]
 )
 """One event without a marker: a fault, or a 4 KiB entry set or cleared."""
 
@@ -193,28 +199,28 @@ class _Layout:
             )
 
 
-@numba.njit(cache=True, nogil=True)
-def _load(data: U8, offset: int, size: int) -> int:
+@jit
+def _load(data: U8, offset: Integer, size: Integer) -> Integer:
     value = np.uint64(0)
     for i in range(size):
         value |= np.uint64(data[offset + i]) << np.uint64(8 * i)
     return value
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _scan_pages(
     data: U8,
-    page_bytes: int,
-    timestamp_at: int,
-    commit_at: int,
-    commit_bytes: int,
-    data_at: int,
-    type_at: int,
-    type_bytes: int,
+    page_bytes: Integer,
+    timestamp_at: Integer,
+    commit_at: Integer,
+    commit_bytes: Integer,
+    data_at: Integer,
+    type_at: Integer,
+    type_bytes: Integer,
     offset: I64,
     time: U64,
     kind: npt.NDArray[np.uint16],
-) -> tuple[int, int, int, int]:
+) -> tuple[Integer, Integer, Integer, Integer]:
     """Find the events of whole pages.
 
     Fills `offset` (of the event's fields in `data`), `time` (clock cycles) and `kind` (the
@@ -278,8 +284,10 @@ def _scan_pages(
     return n, missed, missed_uncounted, -1
 
 
-@numba.njit(cache=True, nogil=True)
-def _gather(data: U8, offset: I64, field_at: int, size: int, signed: bool, out: U64) -> None:
+@jit
+def _gather(
+    data: U8, offset: I64, field_at: Integer, size: Integer, signed: bool, out: U64
+) -> None:
     for i in range(offset.size):
         value = _load(data, offset[i] + field_at, size)
         if signed and size < 8 and value >> np.uint64(8 * size - 1):

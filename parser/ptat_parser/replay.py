@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import kernel_log, markers
 from ptat_parser.blocks import BusReader, Chunk
 from ptat_parser.clock import Clock
+from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.rpt import EMPTY, ENTRIES, LEAF, NOTHING_PENDING, TABLE, WRITTEN, Rpt, Tables
 from ptat_parser.session import Session
@@ -102,8 +102,8 @@ class _Config(NamedTuple):
     entries: bool
 
 
-@numba.njit(cache=True, nogil=True)
-def _store(page: int, slot: int, t: Tables, line: int, entries: bool) -> None:
+@jit
+def _store(page: Integer, slot: Integer, t: Tables, line: Integer, entries: bool) -> None:
     level = t.store_level[page]
     if level == 1:
         t.state[slot] = WRITTEN
@@ -118,8 +118,8 @@ def _store(page: int, slot: int, t: Tables, line: int, entries: bool) -> None:
                 t.pending[s] = NOTHING_PENDING
 
 
-@numba.njit(cache=True, nogil=True)
-def _table_line(next_address: int, t: Tables, config: _Config) -> int:
+@jit
+def _table_line(next_address: Integer, t: Tables, config: _Config) -> Integer:
     """Line of the PMD entry that leads to the PTE table that holds `next_address`, or -1."""
     offset = next_address - config.base
     if offset >= config.size:
@@ -131,11 +131,13 @@ def _table_line(next_address: int, t: Tables, config: _Config) -> int:
     return -1 if parent < 0 else parent - parent % config.line
 
 
-@numba.njit(cache=True, nogil=True)
-def _pmd_kind(slot: int, next_address: int, t: Tables, config: _Config) -> tuple[int, bool]:
+@jit
+def _pmd_kind(
+    slot: Integer, next_address: Integer, t: Tables, config: _Config
+) -> tuple[Integer, bool]:
     """What a read of a line of PMD entries was, and whether its entry was certainly empty."""
-    leaves = 0
-    tables = 0
+    leaves: Integer = 0
+    tables: Integer = 0
     for s in range(slot, slot + config.line):
         leaves += t.state[s] == LEAF
         tables += t.state[s] == TABLE
@@ -149,8 +151,8 @@ def _pmd_kind(slot: int, next_address: int, t: Tables, config: _Config) -> tuple
     return (MISS, False) if leaves else (FAULT, True)
 
 
-@numba.njit(cache=True, nogil=True)
-def _candidates(slot: int, level: int, t: Tables, config: _Config) -> int:
+@jit
+def _candidates(slot: Integer, level: Integer, t: Tables, config: _Config) -> Integer:
     """Entries of the line that may have been read, as bits."""
     bits = 0
     for i in range(config.line):
@@ -162,8 +164,8 @@ def _candidates(slot: int, level: int, t: Tables, config: _Config) -> int:
     return bits if bits else (1 << config.line) - 1
 
 
-@numba.njit(cache=True, nogil=True)
-def _match_fault(slot: int, t: Tables, out: _Output, pages: I64, count: I64) -> None:
+@jit
+def _match_fault(slot: Integer, t: Tables, out: _Output, pages: I64, count: I64) -> None:
     """Turn the last miss on a slot into a walk that faulted."""
     link = np.int64(t.last_read[slot])
     while link != 0:
@@ -181,9 +183,9 @@ def _match_fault(slot: int, t: Tables, out: _Output, pages: I64, count: I64) -> 
     count[FAULTS_UNMATCHED] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _fault(
-    i: int, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, line: int
+    i: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, line: Integer
 ) -> None:
     page = np.int64(t.page_of_range[timed.range2[i]])
     if page >= 0:
@@ -209,9 +211,9 @@ def _fault(
     _match_fault(first, t, out, pages, count)
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _timed_until(
-    time: int, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+    time: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
 ) -> None:
     """Apply the events without a marker up to a bus time."""
     while count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] <= time:
@@ -229,14 +231,14 @@ def _timed_until(
         count[NEXT_TIMED] += 1
 
 
-@numba.njit(cache=True, nogil=True)
+@jit
 def _replay(
     time: U64,
     address: U64,
     write: npt.NDArray[np.bool_],
-    start: int,
-    stop: int,
-    after: int,
+    start: Integer,
+    stop: Integer,
+    after: Integer,
     t: Tables,
     out: _Output,
     timed: _Timed,
@@ -509,8 +511,8 @@ def _make_room(
     new = out
     if 3 * held_back + wanted > out.time.size:
         new = _output(3 * held_back + wanted)
-    for old_column, column in zip(out[1:], new[1:], strict=True):
-        column[:keep] = old_column[leaving:used]
+    for name in ("time", "page", "kind", "previous"):
+        getattr(new, name)[:keep] = getattr(out, name)[leaving:used]
     new.first[0] = out.first[0] + leaving
     return new
 
@@ -529,11 +531,11 @@ def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _T
     is_fault = events["kind"] == kernel_log.FAULT
     ids, mm = np.unique(events["mm"], return_inverse=True)
     index = np.array([rpt.mm_index(id_) for id_ in ids.tolist()], np.int64)
-    ranges = [_range_indices(rpt, index[mm], events["va"], level) for level in (1, 2)]
     return _Timed(
         clock.to_ticks(events["time"]),
         events["kind"].astype(np.uint8),
-        *ranges,
+        _range_indices(rpt, index[mm], events["va"], level=1),
+        _range_indices(rpt, index[mm], events["va"], level=2),
         np.where(is_fault, events["va"], events["slot_pa"]),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -322,7 +322,7 @@ def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:
     )
 
 
-def _of_mm(mms: list[Mm], name: str, dtype: Any) -> npt.NDArray[Any]:
+def _of_mm(mms: list[Mm], name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.array([getattr(mm, name) for mm in mms] or [0], dtype)
 
 

@@ -67,11 +67,13 @@ class Range(NamedTuple):
 class Tables(NamedTuple):
     """The arrays that replay's inner loop needs.
 
-    `level`, `store_level` (uint8) and `frame` (int32) have one element for each page of the
-    region: what reads of it mean, what stores to it mean (they begin when the page is handed
-    out, before it is linked), and its frame. `range_of_frame` and `parent_slot` (int32, int64; -1: none) one for each frame; `page_of_range`
-    holds the region's page (int32; -1: none) that serves a range now; `state`, `pending`, `owed`
-    and `mapped` (uint8), `page` and `last_read` (uint32) have one element for each slot.
+    One element for each page of the region: `level` and `store_level` (uint8), what reads and
+    stores of it mean (stores begin when the page is handed out, before it is linked), and
+    `frame` (int32). For each frame: `range_of_frame` (int32) and `parent_slot` (int64), -1
+    for none. For each range: `page_of_range` (int32), the region's page that serves it now, or
+    -1. For each slot: its `state`; the state that a store will bring (`pending`); reads that
+    faulted and whose event has not come yet (`owed`); whether its entry is `mapped` (all
+    uint8); the number of its `page`, and the `last_read` of it that was a miss (uint32).
     """
 
     level: npt.NDArray[np.uint8]

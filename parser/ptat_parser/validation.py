@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ptat_parser import truth
 from ptat_parser.clock import Clock
@@ -253,7 +254,7 @@ def _compare_with_truth(results: Results, found: Validation, progress: Progress)
         found.missing += int(np.count_nonzero(missing))
         found.fault_label_errors += int(np.count_nonzero(known & (faulted & traced)[walk]))
 
-        fault_ns, fault_page = faults.until(last_ns)
+        fault_ns, _ = faults.until(last_ns)
         fault_walk = _join(fault_ns, time_ns)
         mislabelled = (fault_walk >= 0) & demanded[fault_walk]
         found.fault_label_errors += int(np.count_nonzero(mislabelled))
@@ -291,7 +292,9 @@ def _block_end(walks: npt.NDArray[Any], start: int, clock: Clock) -> int:
     )
 
 
-def _of_trace(pages: Any, time_ns: I64, page: npt.NDArray[np.uint32], i: int) -> dict[str, Any]:
+def _of_trace(
+    pages: pa.Table, time_ns: I64, page: npt.NDArray[np.uint32], i: int
+) -> dict[str, Any]:
     row = pages.slice(int(page[i]), 1).to_pylist()[0]
     return {
         "time_ns": int(time_ns[i]),
