@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
@@ -389,7 +390,18 @@ def _script(arguments: argparse.Namespace) -> int:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
-    raise NotImplementedError
+    import ptat_parser
+
+    from ptat_host import console, progress, validate
+
+    results = _load(arguments)
+    with progress.bar() as show:
+        found = ptat_parser.validate(results, progress=show)
+    if arguments.json:
+        print(json.dumps(asdict(found)))
+    else:
+        console.show(validate.render(found))
+    return 0 if found.ok else 1
 
 
 if __name__ == "__main__":

@@ -199,8 +199,10 @@ def _process_table(report: dict[str, Any]) -> Table:
 
 
 def _hot_table(report: dict[str, Any]) -> Table:
-    table = _table("misses in hottest", "tgid", *(f"{percent} %" for percent in HOT_PERCENT))
-    table.add_column("of pages")
+    """How unevenly each process's misses are spread over its pages."""
+    table = _table(
+        "misses in the hottest", "tgid", *(f"{percent} % of pages" for percent in HOT_PERCENT)
+    )
     for process in report["processes"][:PROCESSES_SHOWN]:
         shares = process["hottest_percent_shares"]
         table.add_row(
