@@ -61,9 +61,7 @@
 #include <sys/syscall.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
-#include <x86intrin.h>
 
 #define TRACING	     "/sys/kernel/tracing"
 #define PTAT	     "/sys/kernel/mm/ptat"
@@ -717,32 +715,45 @@ static void wait_tables_free(void)
 	}
 }
 
-struct clocks {
-	uint64_t tsc;
-	struct timespec raw;
-};
-
-static struct clocks read_clocks(void)
+/* What follows `key` in the kernel's messages, as a number of MHz; else 0. */
+static double read_mhz(const char *key)
 {
-	struct clocks clocks;
+	char record[8192];
+	double mhz = 0;
+	ssize_t n;
+	int fd = open("/dev/kmsg", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 
-	clocks.tsc = __rdtsc();
-	clock_gettime(CLOCK_MONOTONIC_RAW, &clocks.raw);
-	return clocks;
+	while ((n = read(fd, record, sizeof(record) - 1)) > 0 || (n < 0 && errno == EPIPE)) {
+		char *at;
+
+		record[n < 0 ? 0 : n] = 0;
+		at = strstr(record, key);
+		if (at)
+			mhz = strtod(at + strlen(key), NULL);
+	}
+	close(fd);
+	return mhz;
 }
 
-static void tell_tsc_hz(const struct clocks *from)
+/*
+ * The kernel's first guess is off by up to a percent here; a second after boot it knows better.
+ */
+static void tell_tsc_hz(bool refined)
 {
-	struct clocks to = read_clocks();
-	double seconds =
-		(to.raw.tv_sec - from->raw.tv_sec) + (to.raw.tv_nsec - from->raw.tv_nsec) * 1e-9;
+	double mhz = 0;
 
-	tell("tsc_hz %.0f", (to.tsc - from->tsc) / seconds);
+	for (int tries = 0; refined && !mhz && tries < 30; tries++) {
+		if (tries)
+			usleep(100000);
+		mhz = read_mhz("tsc: Refined TSC clocksource calibration: ");
+	}
+	if (!mhz)
+		mhz = read_mhz("tsc: Detected ");
+	tell("tsc_hz %.0f", mhz * 1e6);
 }
 
 int main(void)
 {
-	struct clocks boot = read_clocks();
 	pthread_t alive;
 	struct relay in, out, err;
 	struct logger *loggers;
@@ -791,7 +802,7 @@ int main(void)
 	tell("release %s", name.release);
 	tell("cpus %d", cpus);
 	tell_file("region", PTAT "/region");
-	tell_tsc_hz(&boot);
+	tell_tsc_hz(false);
 	loggers = start_loggers(cpus);
 	start_relay(&in, relay_in);
 	start_relay(&out, relay_out);
@@ -814,7 +825,7 @@ int main(void)
 	pthread_join(err.thread, NULL);
 	tell("stdout %llu", (unsigned long long)out.bytes);
 	tell("stderr %llu", (unsigned long long)err.bytes);
-	tell_tsc_hz(&boot);
+	tell_tsc_hz(true);
 	wait_tables_free();
 	tell_file("stat", PTAT "/stat");
 	tell_file("check", "/sys/kernel/debug/ptat/check");

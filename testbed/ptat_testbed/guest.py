@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from ptat_host.boards.base import BoardError, RecordRequest
 
 from ptat_testbed.progress import progress
-from ptat_testbed.qemu import Machine
+from ptat_testbed.qemu import Machine, QmpError
 
 PORTS = ("control", "stdin", "stdout", "stderr")
 SHARE_ROOT = "root"
@@ -71,7 +71,8 @@ class Outcome:
     interrupted: bool = False
     failure: str | None = None
     """Why the recording is not complete."""
-    events: list[str] = field(default_factory=list)
+    started: bool = False
+    """The recorded time began; then `values` and the text `region` are known."""
     values: dict[str, str] = field(default_factory=dict)
     """`release`, `cpus`, `tsc_hz`."""
     texts: dict[str, str] = field(default_factory=dict)
@@ -216,10 +217,9 @@ class Guest:
         self._on_stop = on_stop
         self._control = machine.ports["control"]
         self._received = bytearray()
-        self._outcome = Outcome(events=events_of(request))
+        self._outcome = Outcome()
         self._outputs: dict[str, _Output] = {}
         self._wakeups = _Wakeups()
-        self._started = False
         self._done = False
 
     def run(self) -> Outcome:
@@ -233,10 +233,10 @@ class Guest:
             try:
                 self._send(configuration(self._request))
                 with progress("booting the guest"):
-                    self._serve(BOOT_TIMEOUT_S, lambda: self._started)
+                    self._serve(BOOT_TIMEOUT_S, lambda: self._outcome.started)
                 self._serve(SILENCE_TIMEOUT_S, self._finished)
-            except GuestDied as death:
-                if not self._started and not self._outcome.interrupted:
+            except (GuestDied, QmpError) as death:
+                if not self._outcome.started and not self._outcome.interrupted:
                     raise BoardError(str(death)) from None
                 self._outcome.failure = self._outcome.failure or str(death)
         return self._outcome
@@ -268,7 +268,7 @@ class Guest:
         again = self._outcome.interrupted
         self._outcome.interrupted = True
         self._outcome.failure = f"interrupted by {signal.Signals(number).name}"
-        if again or not self._started:
+        if again or not self._outcome.started:
             raise GuestDied(self._outcome.failure)
         self._send(b"signal %d\n" % number)
 
@@ -326,7 +326,7 @@ class Guest:
             self._outputs[name] = _Output(ports[name], fd, self._output_broken, self._wakeups.wake)
         self._on_start()
         self._send(b"go\n")
-        self._started = True
+        self._outcome.started = True
 
     def _output_broken(self) -> None:
         """Who reads our output is gone: tell the command as a pipe would."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ OPTIONS = {
     "cpus": Option("CPUs of the guest", "1"),
     "hugepages": Option("huge pages reserved at boot, as 2M:512 or 1G:1 or both", "none"),
 }
-REGION_BYTES = 64 * sizes.MIB
+MEMORY_PER_REGION = 64
+"""The default region has room for eight times the tables that map all memory once."""
 CPUS_MAX = 64
 PLUGIN_SAYS = "ptat plugin: "
-MARKER_SLOTS = 1024
-MARKER_STRIDE_BYTES = 64
+MARKER_BYTES = 1024 * 64
 
 # The kernel's addresses are those of System.map (nokaslr); the console shows warnings and worse;
 # a guest that panics ends QEMU; clocks are not doubted only because the host is busy.
@@ -60,12 +60,13 @@ class Settings:
                 f"--memory {options['memory']}: too little for the guest",
                 f"the smallest is {sizes.show_size(sizes.MEMORY_MIN_BYTES)}",
             )
-        memory_bytes -= memory_bytes % sizes.MIB
+        memory_bytes -= memory_bytes % (MEMORY_PER_REGION * sizes.MIB)
         cpus = sizes.parse_count(options.get("cpus", "1"), "--cpus", CPUS_MAX)
         parameters = list(KERNEL_PARAMETERS)
         if hugepages := options.get("hugepages"):
             parameters += sizes.parse_hugepages(hugepages)
-        return cls(memory_bytes, cpus, request.region_bytes or REGION_BYTES, parameters)
+        region_bytes = request.region_bytes or memory_bytes // MEMORY_PER_REGION
+        return cls(memory_bytes, cpus, region_bytes, parameters)
 
 
 def check_common() -> list[Check]:
@@ -95,109 +96,116 @@ def check_built(name: str, script: Path, file: str) -> Check:
     return Check(name, None, "not built yet", "the first recording builds it")
 
 
-def record(
-    request: RecordRequest,
-    settings: Settings,
-    kernel: build.Kernel,
-    region_base: int,
-    board: Mapping[str, Any],
-    cpu: Mapping[str, Any],
-    *,
-    plugin: str | None = None,
-    extra: Sequence[str] = (),
-    pass_fds: Sequence[int] = (),
-    on_start: Callable[[qemu.Machine], None] = lambda _: None,
-    on_stop: Callable[[qemu.Machine], None] = lambda _: None,
-) -> RecordResult:
-    """Boot the guest, run the command in it, and describe the recording.
+class Recording:
+    """One recording in the guest, from boot to metadata."""
 
-    `on_start` and `on_stop` are called right before and after the recorded time.
+    def __init__(self, request: RecordRequest) -> None:
+        """Parse the options and find, or build, what the guest consists of.
 
-    :raises BoardError: nothing was recorded.
-    """
-    session = request.session_dir
-    log = session / "kernel"
-    try:
-        (log / "formats").mkdir(parents=True)
-    except OSError as error:
-        raise BoardError(f"cannot create {log / 'formats'}: {error.strerror}") from error
-    console_log = session / "console.log"
-    parameters = [*settings.kernel_parameters, f"ptat={settings.region_bytes:#x}@{region_base:#x}"]
-    config = qemu.MachineConfig(
-        memory_bytes=settings.memory_bytes,
-        cpus=settings.cpus,
-        kernel=kernel.image,
-        initramfs=build.guest_initramfs(),
-        append=parameters,
-        console=console_log,
-        ports=guest.PORTS,
-        shares=((guest.SHARE_ROOT, Path("/"), False), (guest.SHARE_KERNEL, log, True)),
-        plugin=plugin,
-        extra=extra,
-        pass_fds=pass_fds,
-    )
-    with qemu.Machine(config) as machine:
+        :raises BoardError: the options make no sense, or something cannot be built.
+        """
+        self.request = request
+        self.settings = Settings.of(request)
+        self.kernel = build.kernel()
+        self._initramfs = build.guest_initramfs()
+        self._log = request.session_dir / "kernel"
+        self._console = request.session_dir / "console.log"
         try:
-            outcome = guest.Guest(
-                machine, request, lambda: on_start(machine), lambda: on_stop(machine)
-            ).run()
-        except BoardError as error:
-            raise BoardError(_in_words(error.message, console_log), error.hint) from error
-        machine.stop()
-        plugin_errors = [
-            line.partition(PLUGIN_SAYS)[2]
-            for line in machine.messages().splitlines()
-            if PLUGIN_SAYS in line
-        ]
-    if outcome.failure is None and plugin_errors:
-        outcome.failure = plugin_errors[0]
-    elif outcome.failure and not outcome.interrupted:
-        outcome.failure = _in_words(outcome.failure, console_log)
-    return RecordResult(
-        exit_status=outcome.exit_status,
-        complete=outcome.failure is None,
-        reason=outcome.failure,
-        interrupted=outcome.interrupted,
-        metadata={
-            "board": dict(board),
-            "region": _region(outcome, request, settings, region_base),
-            "kernel": _kernel(outcome, settings, console_log),
-            "cpu": dict(cpu),
-        },
-    )
+            (self._log / "formats").mkdir(parents=True)
+        except OSError as error:
+            raise BoardError(f"cannot create {self._log}: {error.strerror}") from error
 
+    def machine_config(
+        self,
+        region_base: int = 0,
+        plugin: str | None = None,
+        extra: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
+    ) -> qemu.MachineConfig:
+        """The machine, with the region at physical address `region_base`."""
+        region = f"ptat={self.settings.region_bytes:#x}@{region_base:#x}"
+        return qemu.MachineConfig(
+            memory_bytes=self.settings.memory_bytes,
+            cpus=self.settings.cpus,
+            kernel=self.kernel.image,
+            initramfs=self._initramfs,
+            append=[*self.settings.kernel_parameters, region],
+            console=self._console,
+            ports=guest.PORTS,
+            shares=((guest.SHARE_ROOT, Path("/"), False), (guest.SHARE_KERNEL, self._log, True)),
+            plugin=plugin,
+            extra=extra,
+            pass_fds=pass_fds,
+        )
 
-def _in_words(reason: str, console_log: Path) -> str:
-    """Why the guest ended: the kernel's last words tell more than that QEMU is gone."""
-    if last_words := console.panic(console.read(console_log)):
-        return f"the guest's kernel panicked: {last_words} (see {console_log})"
-    return reason
+    def record(
+        self,
+        config: qemu.MachineConfig,
+        on_start: Callable[[qemu.Machine], None] = lambda _: None,
+        on_stop: Callable[[qemu.Machine], None] = lambda _: None,
+    ) -> RecordResult:
+        """Boot, run the command, and describe what was recorded: `region` and `kernel`.
 
+        `on_start` and `on_stop` are called right before and after the recorded time.
 
-def _region(
-    outcome: guest.Outcome, request: RecordRequest, settings: Settings, base: int
-) -> dict[str, Any]:
-    """`region` of session.json; what the kernel says goes before what we asked it for."""
-    told = guest.numbers(outcome.texts.get("region", ""))
-    return {
-        "base": told.get("base", base),
-        "size_bytes": told.get("size", settings.region_bytes),
-        "marker_slots": told.get("marker_slots", MARKER_SLOTS),
-        "marker_stride_bytes": told.get("marker_stride", MARKER_STRIDE_BYTES),
-        "levels": request.levels,
-    }
+        :raises BoardError: nothing was recorded.
+        """
+        with qemu.Machine(config) as machine:
+            try:
+                outcome = guest.Guest(
+                    machine, self.request, lambda: on_start(machine), lambda: on_stop(machine)
+                ).run()
+            except BoardError as error:
+                raise BoardError(self._in_words(error.message), error.hint) from error
+            machine.stop()
+            errors = [
+                line.partition(PLUGIN_SAYS)[2]
+                for line in machine.messages().splitlines()
+                if PLUGIN_SAYS in line
+            ]
+        if outcome.failure is None and errors:
+            outcome.failure = errors[0]
+        elif outcome.failure and not outcome.interrupted:
+            outcome.failure = self._in_words(outcome.failure)
+        return RecordResult(
+            exit_status=outcome.exit_status,
+            complete=outcome.failure is None,
+            reason=outcome.failure,
+            interrupted=outcome.interrupted,
+            metadata={
+                "region": self._region_metadata(outcome),
+                "kernel": self._kernel_metadata(outcome),
+            }
+            if outcome.started
+            else {},
+        )
 
+    def _in_words(self, reason: str) -> str:
+        """Why the guest ended: the kernel's last words tell more than that QEMU is gone."""
+        if last_words := console.panic(console.read(self._console)):
+            return f"the guest's kernel panicked: {last_words} (see {self._console})"
+        return reason
 
-def _kernel(outcome: guest.Outcome, settings: Settings, console_log: Path) -> dict[str, Any]:
-    """`kernel` of session.json."""
-    values = outcome.values
-    return {
-        "release": values.get("release"),
-        "clock": "x86-tsc",
-        "tsc_hz": int(values["tsc_hz"]) if "tsc_hz" in values else None,
-        "cpus": int(values.get("cpus", settings.cpus)),
-        "events": outcome.events,
-        "stat": guest.numbers(outcome.texts.get("stat", "")),
-        "check": guest.numbers(outcome.texts.get("check", "")),
-        "warnings": console.warnings(console.read(console_log)),
-    }
+    def _region_metadata(self, outcome: guest.Outcome) -> dict[str, Any]:
+        """`region` of session.json: what the kernel says, not what we asked it for."""
+        told = guest.numbers(outcome.texts["region"])
+        return {
+            "base": told["base"],
+            "size_bytes": told["size"],
+            "marker_slots": told["marker_slots"],
+            "marker_stride_bytes": told["marker_stride"],
+            "levels": self.request.levels,
+        }
+
+    def _kernel_metadata(self, outcome: guest.Outcome) -> dict[str, Any]:
+        """`kernel` of session.json."""
+        return {
+            "release": outcome.values["release"],
+            "clock": "x86-tsc",
+            "tsc_hz": int(outcome.values["tsc_hz"]),
+            "cpus": int(outcome.values["cpus"]),
+            "events": guest.events_of(self.request),
+            "stat": guest.numbers(outcome.texts.get("stat", "")),
+            "check": guest.numbers(outcome.texts.get("check", "")),
+            "warnings": console.warnings(console.read(self._console)),
+        }

@@ -24,11 +24,14 @@ class TestbedBoard:
     options: Mapping[str, Option] = {
         **run.OPTIONS,
         "tlb": Option(
-            f"TLB model: {', '.join(TLB_PRESETS)}; parts can be changed: skylake,l1d=32x4",
+            f"TLB model: {', '.join(TLB_PRESETS)}; its parts can be changed, as"
+            " skylake,l1d=32x4,psc_pde=0x0",
             TLB_PRESETS[0],
         ),
         "buffer": Option(
-            "records that the capture's buffer holds before it loses some", "unlimited"
+            "capture through a buffer that can overflow: how many records it holds, and how many"
+            " leave it in a second, as 1024:1000000",
+            "unlimited",
         ),
     }
 
@@ -38,8 +41,6 @@ class TestbedBoard:
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command in the guest; see `Board.record`."""
-        settings = run.Settings.of(request)
-        base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
         granularity = request.granularity_bytes or GRANULARITY_BYTES
         if granularity not in GRANULARITIES_BYTES:
             raise BoardError(
@@ -47,38 +48,38 @@ class TestbedBoard:
                 f" {', '.join(map(str, GRANULARITIES_BYTES))} bytes"
             )
         tlb = parse_tlb(request.options.get("tlb", TLB_PRESETS[0]))
-        kernel = build.kernel()
+        recording = run.Recording(request)
+        settings = recording.settings
+        base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
         session = request.session_dir
+        bus_file = "bus.0.raw"
         plugin = {
             "region_base": hex(base),
             "region_size": hex(settings.region_bytes),
-            "marker_bytes": run.MARKER_SLOTS * run.MARKER_STRIDE_BYTES,
+            "marker_bytes": run.MARKER_BYTES,
             "ram": "{ram}",
             "ram_size": settings.memory_bytes,
             "lowmem": sizes.lowmem(settings.memory_bytes),
-            "bus": session / "bus.0.raw",
+            "bus": session / bus_file,
             "truth": session / "truth.0.bin",
             "counters": session / "counters.json",
             "granularity": granularity,
-            "pf_entry": hex(kernel.symbol("asm_exc_page_fault")),
+            "pf_entry": hex(recording.kernel.symbol("asm_exc_page_fault")),
             **tlb,
         }
         if "buffer" in request.options:
-            plugin["buffer"] = request.options["buffer"]
+            plugin |= parse_buffer(request.options["buffer"])
         arguments = ",".join(f"{key}={escape(value)}" for key, value in plugin.items())
-        return run.record(
-            request,
-            settings,
-            kernel,
-            base,
-            board={
-                "granularity_bytes": granularity,
-                "walk_reads": "psc",
-                "channels": [{"index": 0, "file": "bus.0.raw", "tick_hz": TICK_HZ}],
-            },
-            cpu={"name": "QEMU TCG with ptat's TLB model", **tlb},
-            plugin=f"{escape(build.plugin())},{arguments}",
+        result = recording.record(
+            recording.machine_config(base, plugin=f"{escape(build.plugin())},{arguments}")
         )
+        result.metadata["board"] = {
+            "granularity_bytes": granularity,
+            "walk_reads": "psc",
+            "channels": [{"index": 0, "file": bus_file, "tick_hz": TICK_HZ}],
+        }
+        result.metadata["cpu"] = {"name": "QEMU TCG with ptat's TLB model", **tlb}
+        return result
 
 
 def parse_tlb(text: str) -> dict[str, str]:
@@ -96,5 +97,20 @@ def parse_tlb(text: str) -> dict[str, str]:
         part, separator, value = change.partition("=")
         if not part or not separator or not value:
             raise BoardError(f"--tlb {text}: {change!r} is no change", "write it as l1d=32x4")
-        parameters[f"tlb_{part}"] = value
+        parameters[part if part.startswith("psc_") else f"tlb_{part}"] = value
     return parameters
+
+
+def parse_buffer(text: str) -> dict[str, int]:
+    """The plugin's arguments for ``RECORDS:RECORDS_PER_SECOND``.
+
+    :raises BoardError: it is not that.
+    """
+    records, separator, rate = text.partition(":")
+    if not separator:
+        raise BoardError(f"--buffer {text}: no rate", "write it as 1024:1000000")
+    maximum = 2**32 - 1
+    return {
+        "buffer": sizes.parse_count(records, "--buffer", maximum),
+        "drain": sizes.parse_count(rate, "--buffer", maximum),
+    }
