@@ -21,6 +21,12 @@ from ptat_host.sizes import format_size
 HOT_PERCENT = (5, 20, 25)
 """Parts of a process's pages for which the report says how many of its misses they have."""
 
+UNEXPLAINED = {
+    "reads": "reads that no walk explains",
+    "stores": "stores to what is no page table",
+    "events": "kernel events that contradict others",
+}
+
 PROCESSES_SHOWN = 20
 
 
@@ -116,7 +122,7 @@ def is_whole(report: dict[str, Any]) -> bool:
         report["complete"]
         and not report["lost"]
         and not report["untraced"]["tables"]
-        and not any(unexplained[kind] for kind in ("reads", "stores", "events"))
+        and not any(unexplained[kind] for kind in UNEXPLAINED)
     )
 
 
@@ -142,7 +148,8 @@ def _title(report: dict[str, Any]) -> Text:
 
 def _totals(report: dict[str, Any]) -> Table:
     totals = report["totals"]
-    table = _table()
+    table = _table("", "")
+    table.add_column()
     table.show_header = False
     table.add_row("TLB misses", _count(totals["misses"]), f"in {_count(totals['pages'])} pages")
     table.add_row("faulted walks", _count(totals["faulted"]), "ended in a page fault; not counted")
@@ -164,12 +171,11 @@ def _problems(report: dict[str, Any]) -> list[RenderableType]:
             f" tables) were not traced; record with --region {_larger(report['region_bytes'])}"
         )
     unexplained = report["unexplained"]
-    if unexplained["reads"]:
-        problems.append(f"{_count(unexplained['reads'])} reads that no walk explains")
-    if unexplained["stores"]:
-        problems.append(f"{_count(unexplained['stores'])} stores to no page table")
-    if unexplained["events"]:
-        problems.append(f"{_count(unexplained['events'])} kernel events that contradict others")
+    problems += [
+        f"{meaning}: {_count(unexplained[kind])}"
+        for kind, meaning in UNEXPLAINED.items()
+        if unexplained[kind]
+    ]
     problems += [f"guest console: {line}" for line in report["console_warnings"]]
     lines = [Text(f"! {problem}", style="bold red") for problem in problems]
     return [*lines, ""] if lines else []

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What the commands print for a small session, word by word.
+
+``PTAT_ACCEPT_GOLDEN=1 pytest host/tests/test_output.py`` accepts the present output.
+"""
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ptat_host import cli, console, report, script, validate
+from ptat_host.cli import main
+from ptat_parser import Results, Validation
+from ptat_parser.session import Session
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# page, mm, tgid, comm, vaddr, page size, span, misses, faulted
+PAGES = [
+    (0, 1, 4711, "gups", 0x7F0000000000, 4096, 1, 40, 1),
+    (1, 1, 4711, "gups", 0x7F0000001000, 4096, 1, 30, 1),
+    (2, 1, 4711, "gups", 0x7F0000200000, 2 << 20, 1, 20, 0),
+    (3, 1, 4711, "gups", 0x7F0000010000, 4096, 8, 5, 1),
+    (4, 1, 4711, "gups", 0x555500000000, 4096, 1, 5, 0),
+    (5, 2, 4712, "my [b]sh\x1b", 0x555500000000, 4096, 2, 7, 2),
+    (6, 2, 4712, "my [b]sh\x1b", 0x555500007000, 4096, 1, 0, 1),
+]
+
+
+def process(mm: int, comm: str, tgid: int, **values: object) -> dict:
+    return {
+        "mm": mm,
+        "tgid": tgid,
+        "comm": comm,
+        "why": "exec",
+        "pgd": mm << 12,
+        "attached_ns": 1_000,
+        "exited_ns": 9_000,
+        "traced_bytes": 64 << 20,
+        "untraced_bytes": 0,
+        "untraced_tables": 0,
+    } | values
+
+
+def make_session(directory: Path) -> None:
+    """A session and results as the parser leaves them, so that nothing is parsed again."""
+    misses = directory / "results" / "misses"
+    misses.mkdir(parents=True)
+    session = {
+        "format": "ptat-session",
+        "version": 1,
+        "complete": True,
+        "incomplete_reason": None,
+        "created_utc": "2026-11-21T11:22:33+00:00",
+        "command": {"argv": ["gups", "--note", "a b"], "exit_status": 0, "children": True},
+        "board": {
+            "name": "testbed",
+            "granularity_bytes": 64,
+            "channels": [{"index": 0, "file": "bus.0.raw", "tick_hz": 1e9}],
+        },
+        "region": {
+            "base": 1 << 30,
+            "size_bytes": 64 << 20,
+            "marker_slots": 1024,
+            "marker_stride_bytes": 64,
+            "levels": "pte+pmd",
+        },
+        "kernel": {"tsc_hz": 1e9, "cpus": 1, "release": "6.12.95"},
+        "cpu": {"name": "QEMU", "tlb": "skylake"},
+    }
+    (directory / "session.json").write_text(json.dumps(session))
+
+    columns = ["page", "mm", "tgid", "comm", "vaddr", "page_size_bytes", "span", "misses"]
+    columns += ["faulted"]
+    pages = pa.table(dict(zip(columns, zip(*PAGES, strict=True), strict=True)))
+    pq.write_table(pages, directory / "results" / "pages.parquet")
+    page = np.repeat(pages["page"].to_numpy(), pages["misses"].to_numpy()).astype(np.uint32)
+    page = np.random.default_rng(1).permutation(page)
+    time = np.arange(page.size) * 1_000_000_007 + 5
+    pq.write_table(pa.table({"time": time, "page": page}), misses / "part-00000.parquet")
+
+    sizes = {"4096": 80, "2097152": 20}
+    summary = {
+        "format": "ptat-results",
+        "version": 1,
+        "complete": True,
+        "incomplete_reason": None,
+        "totals": {
+            "misses": 107,
+            "faulted": 6,
+            "pmd_reads": 12_345,
+            "stores": 9,
+            "accesses": 12_500,
+            "pages": 6,
+        },
+        "processes": [
+            process(2, "my [b]sh\x1b", 4712, misses=7, pages=1, faulted=3, misses_by_page_size={}),
+            process(1, "gups", 4711, misses=100, pages=5, faulted=3, misses_by_page_size=sizes),
+        ],
+        "lost": 0,
+        "losses": {"accesses": 0, "blocks": 0, "kernel_events": 0},
+        "unexplained": {"reads": 0, "stores": 0, "events": 0, "examples": []},
+        "clock": {"pairs": 1234, "drift_ppm": 0.125, "residual_ns": 431.5},
+        "warnings": [],
+    }
+    write_summary(directory, summary)
+
+
+def write_summary(directory: Path, summary: dict) -> None:
+    (directory / "results" / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_session(Path("ptat-sessions/20261121T112233Z-gups"))
+    return Path("ptat-sessions/20261121T112233Z-gups")
+
+
+def damage(session: Path) -> None:
+    """Make it a recording in which everything that can be missing is missing."""
+    path = session / "results" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary |= {
+        "complete": False,
+        "incomplete_reason": "interrupted",
+        "lost": 1503,
+        "losses": {"accesses": 1500, "blocks": 0, "kernel_events": 3},
+        "warnings": ["the recording is incomplete: interrupted"],
+    }
+    summary["unexplained"] |= {"reads": 2, "stores": 1, "events": 4}
+    summary["processes"][1] |= {"untraced_bytes": 192 << 20, "untraced_tables": 96}
+    write_summary(session, summary)
+    description = json.loads((session / "session.json").read_text())
+    description["command"]["exit_status"] = None
+    description["kernel"]["warnings"] = ["WARNING: CPU: 0 PID: 1 at mm/memory.c:1"]
+    (session / "session.json").write_text(json.dumps(description))
+    path.touch()
+
+
+def expect(name: str, text: str) -> None:
+    golden = GOLDEN / name
+    if os.environ.get("PTAT_ACCEPT_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_report(session, capsys):
+    assert main(["report"]) == 0
+    expect("report.txt", capsys.readouterr().out)
+
+
+def test_report_of_a_damaged_session(session, capsys):
+    damage(session)
+    assert main(["report", str(session), "--top", "1"]) == 0
+    expect("report-damaged.txt", capsys.readouterr().out)
+
+
+def test_report_as_json(session, capsys):
+    assert main(["report", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    expect("report.json", json.dumps(content, indent=2) + "\n")
+    assert report.is_whole(content)
+
+
+def test_strict_report_fails_on_each_kind_of_loss(session, capsys):
+    path = session / "results" / "summary.json"
+    whole = json.loads(path.read_text())
+    assert main(["report", "--strict"]) == 0
+    untraced = [whole["processes"][0], whole["processes"][1] | {"untraced_tables": 1}]
+    for change in (
+        {"complete": False},
+        {"lost": 1},
+        {"processes": untraced},
+        {"unexplained": whole["unexplained"] | {"reads": 1}},
+    ):
+        write_summary(session, whole | change)
+        assert main(["report", "--strict"]) == 1
+        assert main(["report"]) == 0
+    capsys.readouterr()
+
+
+def test_report_fits_a_terminal(session):
+    """80 columns cut nothing off."""
+    content = report.summarise(Results(Session(session), summary_of(session)), top=10)
+    lines = console.plain(report.render(content)).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+def summary_of(session: Path) -> dict:
+    return json.loads((session / "results" / "summary.json").read_text())
+
+
+def test_hot_share():
+    misses = np.array([1, 1, 1, 1, 96])
+    assert report.hot_share(misses, 5) == 0.96
+    assert report.hot_share(misses, 20) == 0.96
+    assert report.hot_share(misses, 25) == 0.97
+    assert report.hot_share(misses, 100) == 1.0
+    assert report.hot_share(misses[:0], 5) is None
+
+
+def test_script(session, capfdbinary):
+    assert main(["script", "--limit", "12"]) == 0
+    expect("script.txt", capfdbinary.readouterr().out.decode())
+
+
+def test_script_prints_every_miss_once(session, capfdbinary):
+    assert main(["script"]) == 0
+    lines = capfdbinary.readouterr().out.decode().splitlines()[1:]
+    by_page: dict[tuple[str, str], int] = {}
+    for line in lines:
+        _, _, tgid, vaddr, _, _ = line.split()
+        by_page[tgid, vaddr] = by_page.get((tgid, vaddr), 0) + 1
+    assert by_page == {(str(p[2]), f"0x{p[4]:012x}"): p[7] for p in PAGES if p[7]}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 107, 1000])
+def test_script_stops_at_the_limit_in_any_batch(session, limit):
+    class Batched(Results):
+        def misses(self):
+            for time, page in super().misses():
+                for start in range(0, time.size, 2):
+                    yield time[start : start + 2], page[start : start + 2]
+
+    out = io.BytesIO()
+    script.write(Batched(Session(session), summary_of(session)), out, limit)
+    assert out.getvalue().count(b"\n") == 1 + min(limit, 107)
+
+
+def test_script_ends_quietly_when_its_reader_has_enough(session, tmp_path):
+    """More than a pipe holds, to a reader that takes one line."""
+    misses = session / "results" / "misses" / "part-00000.parquet"
+    count = 1 << 16
+    columns = {"time": np.arange(count), "page": np.zeros(count, np.uint32)}
+    pq.write_table(pa.table(columns), misses)
+    script_process = subprocess.Popen(
+        [sys.executable, "-m", "ptat_host.cli", "script", session],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert script_process.stdout.readline().startswith(b"#")
+    script_process.stdout.close()
+    assert script_process.stderr.read() == b""
+    assert script_process.wait() == 141
+
+
+EXACT = Validation(
+    exact=True,
+    truth_misses=107,
+    trace_misses=107,
+    matched=107,
+    counter_walks=107,
+    relative_error=0.0,
+)
+WRONG = Validation(
+    ok=False,
+    exact=False,
+    truth_misses=107,
+    trace_misses=106,
+    matched=105,
+    missing=2,
+    wrong_page=1,
+    lost=1,
+    counter_walks=108,
+    relative_error=1 - 106 / 108,
+    notes=["a note"],
+    examples=[
+        {
+            "kind": "wrong_page",
+            "time_ns": 5,
+            "trace": {"mm": 1, "vaddr": 4096},
+            "truth": {"va": 8192, "shift": 12},
+        }
+    ],
+)
+UNTOLD = Validation(trace_misses=107, explained=107, kernel_reads=0, notes=["no truth"])
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("exact", EXACT), ("wrong", WRONG), ("untold", UNTOLD)]
+)
+def test_validate(session, monkeypatch, capsys, name, found):
+    monkeypatch.setattr("ptat_parser.validate", lambda results, progress: found)
+    assert main(["validate"]) == (0 if found.ok else 1)
+    expect(f"validate-{name}.txt", capsys.readouterr().out)
+    assert main(["validate", "--json"]) == (0 if found.ok else 1)
+    assert json.loads(capsys.readouterr().out)["matched"] == found.matched
+    assert console.plain(validate.render(found))
+
+
+def test_newest_session_is_the_default(session, capsys):
+    newer = Path("ptat-sessions/20200101T000000Z-older-name")
+    make_session(newer)
+    os.utime(session / "session.json", ns=(1, 1))
+    assert main(["report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["session"] == str(newer)
+
+
+def test_every_option_states_its_default():
+    """Help is the reference."""
+    (commands,) = (a.choices for a in cli._parser()._actions if isinstance(a.choices, dict))
+    assert set(commands) == {"doctor", "record", "parse", "report", "script", "validate"}
+    silent = [
+        f"{name} {action.option_strings[0]}"
+        for name, command in commands.items()
+        for action in command._actions
+        if action.option_strings
+        and "(default: " not in action.help
+        and not isinstance(action, argparse._HelpAction)
+    ]
+    assert silent == []
