@@ -262,8 +262,8 @@ def _circumstances(report: dict[str, Any]) -> Table:
 def _table(*columns: str) -> Table:
     """A table whose first column is a name and whose others are numbers."""
     table = Table(box=None, pad_edge=False, header_style="underline")
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
     return table
 
 
