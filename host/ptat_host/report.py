@@ -132,7 +132,7 @@ def is_whole(report: dict[str, Any]) -> bool:
 def render(report: dict[str, Any]) -> RenderableType:
     """The report for people."""
     parts: list[RenderableType] = [_title(report), "", _totals(report), "", *_problems(report)]
-    if report["processes"]:
+    if _seen(report):
         parts += [_process_table(report), "", _hot_table(report), ""]
     if report["hottest_pages"]:
         parts += [_page_table(report), ""]
@@ -151,13 +151,20 @@ def _totals(report: dict[str, Any]) -> Table:
     table = _table("", "")
     table.add_column()
     table.show_header = False
-    table.add_row("TLB misses", _count(totals["misses"]), f"in {_count(totals['pages'])} pages")
+    table.add_row("TLB misses", _count(totals["misses"]), _places(report))
     table.add_row("faulted walks", _count(totals["faulted"]), "ended in a page fault; not counted")
     table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
     lost = report["lost"]
     kinds = ", ".join(f"{kind} {_count(n)}" for kind, n in report["losses"].items() if n)
     table.add_row("lost", Text(_count(lost), style="bold red" if lost else ""), kinds or "nothing")
     return table
+
+
+def _places(report: dict[str, Any]) -> str:
+    """How many pages missed; a bus that shows less than an entry's address groups them."""
+    pages = f"in {_count(report['totals']['pages'])} pages"
+    line = report["granularity_bytes"] // 8
+    return pages if line == 1 else f"{pages}, or groups of up to {line} that it cannot tell apart"
 
 
 def _problems(report: dict[str, Any]) -> list[RenderableType]:
@@ -181,8 +188,13 @@ def _problems(report: dict[str, Any]) -> list[RenderableType]:
     return [*lines, ""] if lines else []
 
 
+def _seen(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The processes that walked at all: not what was there before the command's exec."""
+    return [process for process in report["processes"] if process["misses"] or process["faulted"]]
+
+
 def _process_table(report: dict[str, Any]) -> Table:
-    processes = report["processes"]
+    processes = _seen(report)
     sizes = sorted({int(size) for p in processes for size in p["misses_by_page_size"]})
     table = _table("process", "tgid", "misses", "share", "pages")
     for size in sizes:
@@ -209,7 +221,7 @@ def _hot_table(report: dict[str, Any]) -> Table:
     table = _table(
         "misses in the hottest", "tgid", *(f"{percent} % of pages" for percent in HOT_PERCENT)
     )
-    for process in report["processes"][:PROCESSES_SHOWN]:
+    for process in _seen(report)[:PROCESSES_SHOWN]:
         shares = process["hottest_percent_shares"]
         table.add_row(
             _name(process["comm"]),
@@ -253,8 +265,8 @@ def _circumstances(report: dict[str, Any]) -> Table:
     )
     table.add_row(
         "clocks",
-        f"{_count(clock['pairs'])} markers, drift {clock['drift_ppm']} ppm,"
-        f" residual {clock['residual_ns']} ns",
+        f"{_count(clock['pairs'])} markers, drift {clock['drift_ppm']:.3f} ppm,"
+        f" residual {clock['residual_ns']:.0f} ns",
     )
     return table
 

@@ -41,6 +41,7 @@ def _verdict(found: Validation) -> Text:
 
 def _rows(found: Validation) -> list[tuple[str, int | None, str]]:
     """Name, count (None: it does not apply) and meaning."""
+    outside = found.outside_region - found.not_demanded
     compared = [
         ("misses in the truth", found.truth_misses, "of traced processes, not faulted"),
         ("agree", found.matched, ""),
@@ -48,7 +49,8 @@ def _rows(found: Validation) -> list[tuple[str, int | None, str]]:
         ("extra", found.extra, "in the trace only"),
         ("wrong page", found.wrong_page, "in both, but of another process, page or page size"),
         ("wrong label", found.fault_label_errors, "faulted walks taken for misses, or the reverse"),
-        ("outside region", found.outside_region, "misses whose page table was not traced"),
+        ("outside region", outside, "misses whose page table did not fit into the region"),
+        ("not asked for", found.not_demanded, "on tables of before, or of a level left out"),
     ]
     return [
         ("misses in the trace", found.trace_misses, ""),

@@ -74,7 +74,8 @@ int main(int argc, char **argv)
 			fail("fork: %s", strerror(errno));
 		if (!child) {
 			touch(inherited, bytes);
-			execl("/proc/self/exe", "forkexec", "--bytes", bytes_text, "leaf", NULL);
+			execlp(program_invocation_name, "forkexec", "--bytes", bytes_text, "leaf",
+			       NULL);
 			fail("exec: %s", strerror(errno));
 		}
 	}
