@@ -154,7 +154,7 @@ def _pmd_kind(
 @jit
 def _candidates(slot: Integer, level: Integer, t: Tables, config: _Config) -> Integer:
     """Entries of the line that may have been read, as bits."""
-    bits = 0
+    bits: Integer = 0
     for i in range(config.line):
         if level == 2:
             mapped = t.state[slot + i] == LEAF
@@ -216,7 +216,7 @@ def _timed_until(
     time: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
 ) -> None:
     """Apply the events without a marker up to a bus time."""
-    while count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] <= time:
+    while count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] < time:
         i = count[NEXT_TIMED]
         if timed.kind[i] == kernel_log.FAULT:
             _fault(i, t, out, timed, pages, count, config.line)
@@ -254,7 +254,7 @@ def _replay(
     line = config.line
     for i in range(start, stop):
         now = time[i]
-        if count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] <= now:
+        if count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] < now:
             _timed_until(now, t, out, timed, pages, count, config)
         offset = address[i] - config.base
         reason = -1

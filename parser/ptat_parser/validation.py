@@ -46,6 +46,7 @@ class Validation:
     `fault_label_errors`: walks taken for faulted that were not, or the other way round (they
     are in `missing` or `extra` too). `outside_region`: misses of traced processes whose leaf entry
     lay outside the region; `not_demanded`: those of them that the trace need not have.
+    `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     `relative_error` is 1 − trace/counter over the processes that were traced from their start.
     """
 
@@ -66,6 +67,7 @@ class Validation:
     unexplained: int = 0
     truth_faulted: int | None = None
     trace_faulted: int = 0
+    foreign_walks: int = 0
     races: int = 0
     explained: int | None = None
     kernel_reads: int | None = None
@@ -123,6 +125,14 @@ def _compare_with_counters(results: Results, found: Validation) -> None:
         raise BadInput(f"{path}: damaged: {error}", "restore the file, or record again") from None
     whole = [p for p in results.summary["processes"] if p["why"] in ("fork", "exec")]
     found.counter_walks = sum(spaces.get(pfn, 0) for pfn in {p["pgd"] >> 12 for p in whole})
+    if found.foreign_walks:
+        # Unlike a CPU's, these counters are kept for each page directory, and its frame may
+        # serve one process after the other.
+        found.counter_walks -= found.foreign_walks
+        found.notes.append(
+            f"{found.foreign_walks} walks of untraced processes that used the same page"
+            " directories are taken off the counters"
+        )
     if found.counter_walks:
         trace = sum(process["misses"] for process in whole)
         found.relative_error = 1 - trace / found.counter_walks
@@ -134,6 +144,9 @@ class _Processes:
     def __init__(self, processes: list[dict[str, Any]]) -> None:
         self._lives: dict[int, list[tuple[int, int, int]]] = {}
         self.from_start = np.array([p["why"] in ("fork", "exec") for p in processes], np.bool_)
+        self.pgds_from_start = np.unique(
+            [p["pgd"] >> 12 for p in processes if p["why"] in ("fork", "exec")]
+        )
         for i, process in enumerate(processes):
             if process["attached_ticks"] is None:
                 continue
@@ -229,6 +242,9 @@ def _compare_with_truth(results: Results, found: Validation, progress: Progress)
         found.truth_faulted += int(np.count_nonzero(traced & faulted & in_region))
         found.outside_region += int(np.count_nonzero(outside))
         found.not_demanded += int(np.count_nonzero(outside & ~demanded))
+        foreign = ~faulted & ~(traced & processes.from_start[owner])
+        shared = np.isin(block["pgd_pfn"][foreign], processes.pgds_from_start)
+        found.foreign_walks += int(np.count_nonzero(shared))
         found.races += int(np.count_nonzero(traced & (flags & truth.Flag.RACE != 0)))
 
         trace_ns, page = misses.until(last_ns)
