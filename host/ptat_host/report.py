@@ -164,7 +164,7 @@ def _places(report: dict[str, Any]) -> str:
     """How many pages missed; a bus that shows less than an entry's address groups them."""
     pages = f"in {_count(report['totals']['pages'])} pages"
     line = report["granularity_bytes"] // 8
-    return pages if line == 1 else f"{pages}, or groups of up to {line} that it cannot tell apart"
+    return pages if line == 1 else f"{pages}, or groups of up to {line} on this bus"
 
 
 def _problems(report: dict[str, Any]) -> list[RenderableType]:
