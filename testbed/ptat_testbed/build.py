@@ -21,6 +21,7 @@ SOURCES = Path(__file__).resolve().parents[2]
 KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
+WORKLOADS = SOURCES / "host" / "workloads"
 INIT_FLAGS = ("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror")
 
 
@@ -114,3 +115,23 @@ def guest_initramfs() -> Path:
             raise BoardError(f"gcc cannot compile {INIT_SOURCE}: {done.stderr.strip()}", hint)
         (new / "initramfs.cpio").write_bytes(initramfs.build((new / "init").read_bytes()))
     return archive
+
+
+def workloads() -> Path:
+    """The directory of the built workloads (gups, seqpage, …)."""
+    key = hashlib.sha256()
+    for source in sorted(WORKLOADS.iterdir()):
+        if source.is_file():
+            key.update(source.name.encode() + b"\0" + source.read_bytes())
+    directory = cache_root() / f"workloads-{key.hexdigest()[:16]}"
+    if directory.exists():
+        return directory
+    with progress("compiling the workloads"), _new_directory(directory) as new:
+        command = ["make", "-s", "-C", str(WORKLOADS), f"OUT={new}"]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise BoardError(
+                f"the workloads do not compile: {done.stderr.strip()}",
+                "install Debian's build-essential",
+            )
+    return directory

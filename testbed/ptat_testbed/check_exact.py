@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Every kind of workload, recorded and held against the ground truth.
+
+Each row records a program through the command line that users have, and asks three witnesses:
+
+* the testbed's truth, miss by miss (``ptat validate``);
+* what touched the region: the kernel must not have read it, and its twins must agree;
+* where there is one, an oracle from outside: the sequence that a program is known to touch, and
+  ``/proc/self/pagemap`` as the guest's kernel gives it.
+
+The board ``testbed-bar`` has no truth of ours; there each read must be explained by a walk.
+
+Ends with one JSON line: ``{"rows": [{"name", "misses", "exact", "lost", …}]}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from ptat_parser.kernel_log import read_kernel_log
+
+PTAT = [sys.executable, "-m", "ptat_host.cli"]
+
+
+class Wrong(Exception):
+    """A witness disagrees."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded row: its session and what the command printed."""
+
+    session: Path
+    stdout: str
+
+    def metadata(self) -> dict[str, Any]:
+        """``session.json``."""
+        return _load(self.session / "session.json")
+
+    def counters(self) -> dict[str, Any]:
+        """``counters.json``."""
+        return _load(self.session / "counters.json")
+
+    def misses(self) -> tuple[npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
+        """The page id of each miss, shape ``(misses,)``, and the columns of ``pages.parquet``."""
+        results = self.session / "results"
+        page = ds.dataset(results / "misses").to_table(columns=["page"])["page"].to_numpy()
+        table = pq.read_table(results / "pages.parquet")
+        return page, {
+            name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One workload; the sizes are those of the small and of the full run."""
+
+    name: str
+    argv: Sequence[str]
+    options: Sequence[str] = ()
+    sizes: tuple[str, str] | None = None
+    """Replaces ``{size}`` in `argv`; None: the same in both."""
+    oracle: Callable[[Run], None] | None = None
+    small: bool = True
+    """Part of the small run."""
+
+
+def _load(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+# Oracles ----------------------------------------------------------------------------------------
+
+
+def _seqpage_range(run: Run) -> tuple[int, int, int]:
+    match = re.search(r"seqpage first=(0x[0-9a-f]+) pages=(\d+) page_bytes=(\d+)", run.stdout)
+    if match is None:
+        raise Wrong("seqpage did not print its range")
+    return int(match[1], 16), int(match[2]), int(match[3])
+
+
+def sequence_is_predicted(run: Run) -> None:
+    """seqpage touches page after page: so must its misses, one by one."""
+    first, pages, page_bytes = _seqpage_range(run)
+    page, columns = run.misses()
+    inside = (columns["vaddr"] >= first) & (columns["vaddr"] < first + pages * page_bytes)
+    if not (columns["page_size_bytes"][inside] == page_bytes).all():
+        raise Wrong("the trace has other page sizes in seqpage's range")
+    by_id = np.zeros(int(columns["page"].max()) + 1, np.uint64)
+    by_id[columns["page"][inside]] = columns["vaddr"][inside]
+    sequence = by_id[page]
+    sequence = sequence[sequence != 0]
+    predicted = np.uint64(first) + np.arange(pages, dtype=np.uint64) * np.uint64(page_bytes)
+    if not np.array_equal(sequence, predicted):
+        raise Wrong(f"{len(sequence)} misses in seqpage's range, {pages} predicted, or other order")
+
+
+def one_store_a_fault(run: Run) -> None:
+    """Each page of seqpage cost one store when it was touched and one when it was unmapped."""
+    first, pages, page_bytes = _seqpage_range(run)
+    _, columns = run.misses()
+    inside = (columns["vaddr"] >= first) & (columns["vaddr"] < first + pages * page_bytes)
+    stores = columns["stores"][inside]
+    if not (stores == 2).all():
+        raise Wrong(f"stores per page of seqpage: {np.unique(stores).tolist()}, expected 2")
+
+
+def predicted_and_one_store(run: Run) -> None:
+    """Both of the above."""
+    sequence_is_predicted(run)
+    one_store_a_fault(run)
+
+
+def pagemap_agrees(run: Run) -> None:
+    """The frame that the kernel logged for each missed page is the one that pagemap shows."""
+    sequence_is_predicted(run)
+    first, pages, page_bytes = _seqpage_range(run)
+    shown = {
+        int(line.split()[0], 16): int(line.split()[1], 16)
+        for line in run.stdout.splitlines()
+        if line.startswith("0x")
+    }
+    if len(shown) != pages:
+        raise Wrong(f"pagemap printed {len(shown)} pages of {pages}")
+    entries = read_kernel_log(run.session).events["ptat_pte_set"]
+    logged = dict(
+        zip(
+            entries["va"].tolist(),
+            ((entries["entry"] >> np.uint64(12)) & np.uint64((1 << 40) - 1)).tolist(),
+            strict=True,
+        )
+    )
+    wrong = [hex(va) for va, frame in shown.items() if logged.get(va) != frame]
+    if wrong:
+        raise Wrong(f"{len(wrong)} pages have another frame in pagemap, the first at {wrong[0]}")
+
+
+PYTHON = ("python3", "-c", "print(len({str(n): n for n in range(50_000)}))")
+
+ROWS = (
+    Row(
+        "seqpage-4k",
+        ("seqpage", "--bytes", "{size}"),
+        ("--granularity", "8", "--memory", "2G"),
+        ("64M", "1G"),
+        predicted_and_one_store,
+    ),
+    Row(
+        "seqpage-2m",
+        ("seqpage", "--bytes", "{size}", "--huge"),
+        ("--granularity", "8", "--memory", "4G", "--hugepages", "2M:1030"),
+        ("256M", "2G"),
+        sequence_is_predicted,
+    ),
+    Row(
+        "seqpage-pagemap",
+        ("seqpage", "--bytes", "{size}", "--pagemap", "-"),
+        ("--granularity", "8", "--memory", "2G", "--entries"),
+        ("32M", "1G"),
+        pagemap_agrees,
+    ),
+    Row(
+        "gups-64m",
+        ("gups", "--bytes", "64M", "--updates", "{size}"),
+        ("--granularity", "8"),
+        ("200K", "2M"),
+    ),
+    Row(
+        "gups-1g",
+        ("gups", "--bytes", "1G", "--updates", "2M"),
+        ("--granularity", "8", "--memory", "3G"),
+        small=False,
+    ),
+    Row(
+        "gups-2-threads",
+        ("gups", "--bytes", "64M", "--updates", "{size}", "--threads", "2"),
+        ("--granularity", "8", "--cpus", "2"),
+        ("200K", "2M"),
+    ),
+    Row(
+        "gups-64-byte-bus",
+        ("gups", "--bytes", "64M", "--updates", "{size}"),
+        ("--granularity", "64"),
+        ("200K", "2M"),
+    ),
+    Row(
+        "bfs",
+        ("bfs", "--scale", "{size}", "--edgefactor", "16"),
+        ("--granularity", "8"),
+        ("13", "16"),
+    ),
+    Row(
+        "bfs-huge",
+        ("bfs", "--scale", "{size}", "--edgefactor", "16", "--huge"),
+        ("--granularity", "8", "--hugepages", "2M:64"),
+        ("13", "16"),
+    ),
+    Row("chase", ("chase", "--bytes", "64M"), ("--granularity", "8"), small=False),
+    Row("python3", PYTHON, ("--granularity", "8")),
+    Row("python3-64-byte-bus", PYTHON, ("--granularity", "64"), small=False),
+    Row("fork-exec", ("forkexec",), ("--granularity", "8", "--children")),
+    Row("remap-1g", ("remap", "--bytes", "1G"), ("--granularity", "8", "--memory", "3G")),
+    Row(
+        "bar-seqpage",
+        ("seqpage", "--bytes", "{size}"),
+        ("--board", "testbed-bar", "--memory", "2G"),
+        ("16M", "256M"),
+        sequence_is_predicted,
+    ),
+    Row(
+        "bar-gups",
+        ("gups", "--bytes", "32M", "--updates", "{size}"),
+        ("--board", "testbed-bar"),
+        ("20K", "200K"),
+    ),
+    Row("bar-python3", ("python3", "-c", "print(sum(range(1000)))"), ("--board", "testbed-bar")),
+)
+
+
+# Running ----------------------------------------------------------------------------------------
+
+
+def _ptat(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PTAT, *arguments], capture_output=True, text=True, check=False)
+
+
+def quiet_region(run: Run) -> None:
+    """Nothing but the walker read the region, and nothing was left behind."""
+    kernel = run.metadata()["kernel"]
+    stat, check = kernel["stat"], kernel["check"]
+    found = {
+        "stat.used": stat["used"],
+        "stat.allocs - stat.frees": stat["allocs"] - stat["frees"],
+        "check.mismatches": check["mismatches"],
+        "console warnings": len(kernel["warnings"]),
+    }
+    counters = run.session / "counters.json"
+    if counters.exists():
+        totals = run.counters()
+        found |= {
+            name: totals["region"][name]
+            for name in ("cpu_loads", "cpu_locked", "walks_without_accessed_bit")
+        }
+        found["bus_lost"] = totals["model"]["bus_lost"]
+    wrong = {name: value for name, value in found.items() if value != 0}
+    if wrong:
+        raise Wrong(f"must be 0: {wrong}")
+
+
+def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
+    """Record and validate one row; what is wrong is under ``error``."""
+    chosen = row.sizes[size == "full"] if row.sizes else ""
+    argv = [word.replace("{size}", chosen) for word in row.argv]
+    session = work / row.name
+    start = time.monotonic()
+    recorded = _ptat("record", "--output", str(session), *row.options, "--", *argv)
+    result: dict[str, Any] = {"name": row.name, "misses": None, "exact": False, "lost": None}
+    try:
+        if recorded.returncode != 0:
+            raise Wrong(f"ptat record: exit {recorded.returncode}: {recorded.stderr.strip()}")
+        validated = _ptat("validate", str(session), "--json")
+        try:
+            verdict = json.loads(validated.stdout)
+        except json.JSONDecodeError:
+            raise Wrong(f"ptat validate: {validated.stderr.strip()}") from None
+        result |= {
+            "misses": verdict["trace_misses"],
+            "exact": verdict["exact"],
+            "lost": verdict["lost"],
+            "relative_error": verdict["relative_error"],
+        }
+        if not verdict["exact"] or verdict["lost"]:
+            raise Wrong(f"not exact: {validated.stdout.strip()}")
+        run = Run(session, recorded.stdout)
+        quiet_region(run)
+        if row.oracle:
+            row.oracle(run)
+    except Wrong as wrong:
+        result["error"] = str(wrong)
+    result["seconds"] = round(time.monotonic() - start, 1)
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the rows; exit 1 if a witness disagrees."""
+    parser = argparse.ArgumentParser(prog="make check-exact", description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=("small", "full"), default="full", help="default: full")
+    parser.add_argument("--keep", type=Path, help="keep the sessions there (default: delete them)")
+    parser.add_argument("names", nargs="*", help="only these rows (default: all)")
+    arguments = parser.parse_args(argv)
+    rows = [row for row in ROWS if row.name in arguments.names or not arguments.names]
+    unknown = set(arguments.names) - {row.name for row in ROWS}
+    if unknown:
+        parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    if arguments.size == "small" and not arguments.names:
+        rows = [row for row in rows if row.small]
+
+    work = arguments.keep or Path(tempfile.mkdtemp(prefix="ptat-exact."))
+    results = []
+    try:
+        for row in rows:
+            result = check_row(row, arguments.size, work)
+            results.append(result)
+            verdict = result.get("error") or "exact"
+            print(
+                f"{row.name:20} {result['misses'] or 0:>10} misses  "
+                f"{result['seconds']:6.1f} s  {verdict}",
+                file=sys.stderr,
+                flush=True,
+            )
+            if arguments.keep is None:
+                shutil.rmtree(work / row.name, ignore_errors=True)
+    finally:
+        if arguments.keep is None:
+            shutil.rmtree(work, ignore_errors=True)
+    print(json.dumps({"rows": results}))
+    return int(any("error" in result for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
