@@ -17,16 +17,16 @@
 #define BIT_U64(n)	    (UINT64_C(1) << (n))
 #define BITS_U64(high, low) ((~UINT64_C(0) >> (63 - (high))) & (~UINT64_C(0) << (low)))
 
-#define KEY_VPN	       BITS_U64(35, 0) /* va 47:12, the page's own offset bits zero */
-#define KEY_PCID       BITS_U64(47, 36)
-#define KEY_PCID_SHIFT 36
-#define KEY_SIZE       BITS_U64(49, 48) /* enum page_size */
-#define KEY_SIZE_SHIFT 48
-#define KEY_VALID      BIT_U64(50)
-#define KEY_GLOBAL     BIT_U64(51) /* matches whatever the PCID */
-#define KEY_STORE      BIT_U64(52) /* writable and dirty: a store needs no new walk */
-#define KEY_EXEC       BIT_U64(53)
-#define KEY_REGION     BIT_U64(54) /* the page overlaps the region */
+#define KEY_VPN		    BITS_U64(35, 0) /* va 47:12, the page's own offset bits zero */
+#define KEY_PCID	    BITS_U64(47, 36)
+#define KEY_PCID_SHIFT	    36
+#define KEY_SIZE	    BITS_U64(49, 48) /* enum page_size */
+#define KEY_SIZE_SHIFT	    48
+#define KEY_VALID	    BIT_U64(50)
+#define KEY_GLOBAL	    BIT_U64(51) /* matches whatever the PCID */
+#define KEY_STORE	    BIT_U64(52) /* writable and dirty: a store needs no new walk */
+#define KEY_EXEC	    BIT_U64(53)
+#define KEY_REGION	    BIT_U64(54) /* the page overlaps the region */
 
 struct assoc {
 	uint64_t *key;

@@ -72,7 +72,7 @@ static bool has_walks(const struct address_space *space)
 int counters_write(const struct counters *counters, const char *model, uint64_t bus_lost,
 		   uint64_t truth_lost, const char *path)
 {
-	struct address_space total = {0};
+	struct address_space total = { 0 };
 	const char *comma = "";
 	FILE *file = fopen(path, "w");
 	int failed;

@@ -59,7 +59,7 @@ static void decode_memory(struct cursor *cursor, uint8_t modrm, uint8_t rex, uin
 
 void insn_decode(const uint8_t *bytes, size_t length, uint64_t va, struct insn *insn)
 {
-	struct cursor cursor = {bytes, bytes + length};
+	struct cursor cursor = { bytes, bytes + length };
 	bool operand_size = false;
 	uint8_t rex = 0;
 	int op, modrm;

@@ -14,24 +14,24 @@ static const struct {
 	bool is_path;
 	bool required;
 } keys[] = {
-	{"region_base", offsetof(struct options, region_base), false, true},
-	{"region_size", offsetof(struct options, region_size), false, true},
-	{"marker_bytes", offsetof(struct options, marker_bytes), false, false},
-	{"ram", offsetof(struct options, ram), true, true},
-	{"ram_size", offsetof(struct options, ram_size), false, true},
-	{"lowmem", offsetof(struct options, lowmem), false, true},
-	{"pf_entry", offsetof(struct options, pf_entry), false, true},
-	{"bus", offsetof(struct options, bus), true, true},
-	{"truth", offsetof(struct options, truth), true, true},
-	{"counters", offsetof(struct options, counters), true, true},
-	{"granularity", offsetof(struct options, granularity), false, false},
-	{"buffer", offsetof(struct options, buffer), false, false},
-	{"drain", offsetof(struct options, drain), false, false},
+	{ "region_base", offsetof(struct options, region_base), false, true },
+	{ "region_size", offsetof(struct options, region_size), false, true },
+	{ "marker_bytes", offsetof(struct options, marker_bytes), false, false },
+	{ "ram", offsetof(struct options, ram), true, true },
+	{ "ram_size", offsetof(struct options, ram_size), false, true },
+	{ "lowmem", offsetof(struct options, lowmem), false, true },
+	{ "pf_entry", offsetof(struct options, pf_entry), false, true },
+	{ "bus", offsetof(struct options, bus), true, true },
+	{ "truth", offsetof(struct options, truth), true, true },
+	{ "counters", offsetof(struct options, counters), true, true },
+	{ "granularity", offsetof(struct options, granularity), false, false },
+	{ "buffer", offsetof(struct options, buffer), false, false },
+	{ "drain", offsetof(struct options, drain), false, false },
 };
 
 #define KEYS (sizeof(keys) / sizeof(keys[0]))
 
-static const char *const psc_names[PSC_LEVELS] = {"pde", "pdpte", "pml4e"};
+static const char *const psc_names[PSC_LEVELS] = { "pde", "pdpte", "pml4e" };
 
 __attribute__((format(printf, 1, 2))) static int refuse(const char *format, ...)
 {
@@ -162,7 +162,7 @@ static int check(const struct options *o)
 
 int options_parse(struct options *options, int argc, char **argv)
 {
-	bool seen[KEYS] = {false};
+	bool seen[KEYS] = { false };
 	const char *preset = "skylake";
 
 	memset(options, 0, sizeof(*options));

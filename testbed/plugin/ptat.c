@@ -28,8 +28,8 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 #define CPUS_MAX	 256 /* the truth has 8 bits for it */
 #define FETCH_PAGES	 256
 
-#define MAGIC_START 1
-#define MAGIC_STOP  2
+#define MAGIC_START	 1
+#define MAGIC_STOP	 2
 
 /* Bits of a memory callback's argument. */
 #define MEM_KERNEL 1u

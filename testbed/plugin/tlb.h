@@ -12,11 +12,11 @@
 enum page_size { PAGE_4K, PAGE_2M, PAGE_1G, PAGE_SIZES };
 enum tlb_side { TLB_DATA, TLB_FETCH, TLB_SIDES };
 
-#define SIDE_DATA  BIT_U64(TLB_DATA)
-#define SIDE_FETCH BIT_U64(TLB_FETCH)
-#define SIZE_4K	   BIT_U64(PAGE_4K)
-#define SIZE_2M	   BIT_U64(PAGE_2M)
-#define SIZE_1G	   BIT_U64(PAGE_1G)
+#define SIDE_DATA      BIT_U64(TLB_DATA)
+#define SIDE_FETCH     BIT_U64(TLB_FETCH)
+#define SIZE_4K	       BIT_U64(PAGE_4K)
+#define SIZE_2M	       BIT_U64(PAGE_2M)
+#define SIZE_1G	       BIT_U64(PAGE_1G)
 
 #define TLB_ARRAYS_MAX 8
 #define PSC_LEVELS     3
