@@ -27,6 +27,8 @@ UNEXPLAINED = {
     "events": "kernel events that contradict others",
 }
 
+TABLE_BYTES = 4096
+
 PROCESSES_SHOWN = 20
 
 
@@ -175,7 +177,8 @@ def _problems(report: dict[str, Any]) -> list[RenderableType]:
         problems.append(
             f"the region was full: {format_size(untraced['bytes'])} of address space"
             f" ({_percent(untraced['share'])} of what was in use, {_count(untraced['tables'])} page"
-            f" tables) were not traced; record with --region {_larger(report['region_bytes'])}"
+            f" tables) were not traced; record with"
+            f" --region {_enough(report['region_bytes'], untraced['tables'])}"
         )
     unexplained = report["unexplained"]
     problems += [
@@ -284,8 +287,10 @@ def _name(comm: str) -> Text:
     return Text("".join(c if c.isprintable() else "?" for c in comm) or "?")
 
 
-def _larger(region_bytes: int) -> str:
-    return f"{2 * region_bytes >> 20}M"
+def _enough(region_bytes: int, missing_tables: int) -> str:
+    """A region, a power of two in size, that holds that many tables more."""
+    size_bytes = 1 << (region_bytes + missing_tables * TABLE_BYTES - 1).bit_length()
+    return f"{size_bytes >> 20}M" if size_bytes >= 1 << 20 else f"{size_bytes >> 10}K"
 
 
 def _count(number: int) -> str:
