@@ -152,6 +152,8 @@ void capture_walk(struct capture *capture, const struct walk_context *context, u
 		.cpu = context->cpu,
 	};
 	bool hardware_write = false;
+	/* A walk's reads follow each other at once: on a 64-byte bus only that joins them. */
+	uint64_t now_ns = clock_ns();
 
 	for (int i = 0; i < walk->reads; i++) {
 		uint64_t pa = walk->read[i];
@@ -160,7 +162,7 @@ void capture_walk(struct capture *capture, const struct walk_context *context, u
 
 		if (!region_has(capture->options, pa))
 			continue;
-		record.time = bus_access(&capture->bus, pa, false, clock_ns());
+		record.time = bus_access(&capture->bus, pa, false, now_ns);
 		if (last) {
 			record.flags |= PTAT_TRUTH_FLAG_LEAF_IN_REGION;
 			capture->counters.walker_leaf_reads++;
@@ -174,7 +176,7 @@ void capture_walk(struct capture *capture, const struct walk_context *context, u
 	if (!is_user_address(va))
 		return;
 	if (!(record.flags & PTAT_TRUTH_FLAG_LEAF_IN_REGION))
-		record.time = bus_tick(&capture->bus, clock_ns());
+		record.time = bus_tick(&capture->bus, now_ns);
 	truth_walk(&capture->truth, &record);
 	count_walk(&capture->counters, context, walk);
 }
