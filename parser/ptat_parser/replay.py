@@ -62,11 +62,14 @@ _U32 = np.int64(0xFFFF_FFFF)
     FAULTS_NO_LEAF,  # … of addresses without a table: their walks read no leaf entry
     FAULTS_UNMATCHED,
     WALK_PMD,  # line of the last read if that was of a PMD entry pointing to a table, or -1
+    WALK_PMD_TICKS,  # its time
+    WALK_STEP,  # ticks from a walk's read of a PMD entry to that of the PTE, usually, × 16
+    AMBIGUOUS,  # reads of lines of PMD entries whose kind had to be told from the time between
     WALKS_WHOLE,
     WALKS_BROKEN,
     LOSS_FLOOR,  # records before this one are separated from now by a loss
-) = range(14)
-COUNTERS = 14
+) = range(17)
+COUNTERS = 17
 
 # Columns of a page's statistics.
 P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES = range(7)
@@ -133,9 +136,13 @@ def _table_line(next_address: Integer, t: Tables, config: _Config) -> Integer:
 
 @jit
 def _pmd_kind(
-    slot: Integer, next_address: Integer, t: Tables, config: _Config
+    slot: Integer, gap: Integer, next_address: Integer, t: Tables, count: I64, config: _Config
 ) -> tuple[Integer, bool]:
-    """What a read of a line of PMD entries was, and whether its entry was certainly empty."""
+    """What a read of a line of PMD entries was, and whether its entry was certainly empty.
+
+    `next_address` is read `gap` ticks later. Where the line holds both huge pages and tables,
+    that decides: a walk goes on to the table at once, the next walk comes later.
+    """
     leaves: Integer = 0
     tables: Integer = 0
     for s in range(slot, slot + config.line):
@@ -145,10 +152,31 @@ def _pmd_kind(
         return FAULT, True
     if tables == 0:
         return MISS, False
-    if tables == config.line or _table_line(next_address, t, config) == slot:
+    if tables == config.line:
         return PMD_READ, False
-    # Not followed by a read of any of the tables that the line leads to.
-    return (MISS, False) if leaves else (FAULT, True)
+    if _table_line(next_address, t, config) != slot:
+        return (MISS, False) if leaves else (FAULT, True)
+    if leaves:
+        count[AMBIGUOUS] += 1
+        if count[WALK_STEP] and 16 * gap > 2 * count[WALK_STEP]:
+            return MISS, False
+    return PMD_READ, False
+
+
+@jit
+def _end_walk(parent_slot: Integer, now: Integer, count: I64, line: Integer) -> None:
+    """A PTE was read: was the entry that leads to its table read right before?"""
+    if parent_slot < 0:
+        return
+    whole = count[WALK_PMD] == parent_slot - parent_slot % line
+    count[WALKS_WHOLE] += whole
+    count[WALKS_BROKEN] += not whole
+    if whole:
+        step = 16 * (np.int64(now) - count[WALK_PMD_TICKS])
+        usual = count[WALK_STEP]
+        # A moving average that outliers cannot carry away.
+        count[WALK_STEP] = usual + (min(step, 4 * usual) - usual) // 8 if usual else step
+    count[WALK_PMD] = -1
 
 
 @jit
@@ -239,6 +267,7 @@ def _replay(
     start: Integer,
     stop: Integer,
     after: Integer,
+    after_ticks: Integer,
     t: Tables,
     out: _Output,
     timed: _Timed,
@@ -249,7 +278,7 @@ def _replay(
 ) -> None:
     """Replay the accesses ``start … stop``, between which no table event stands.
 
-    `after` is the address read right after the chunk.
+    `after` is the address read right after the chunk, at `after_ticks`.
     """
     line = config.line
     for i in range(start, stop):
@@ -293,20 +322,17 @@ def _replay(
         if level == 1:
             empty = t.state[slot] == EMPTY
             kind = FAULT if empty else MISS
-            parent = t.parent_slot[frame]
-            if parent >= 0:
-                whole = count[WALK_PMD] == parent - parent % line
-                count[WALKS_WHOLE] += whole
-                count[WALKS_BROKEN] += not whole
-            count[WALK_PMD] = -1
+            _end_walk(t.parent_slot[frame], now, count, line)
         else:
-            following = after
+            following, gap = after, after_ticks - np.int64(now)
             if i + 1 < time.size:
                 following = _NO_ADDRESS if write[i + 1] else address[i + 1]
-            kind, empty = _pmd_kind(slot, following, t, config)
+                gap = np.int64(time[i + 1] - now)
+            kind, empty = _pmd_kind(slot, gap, following, t, count, config)
             count[WALKS_BROKEN] += count[WALK_PMD] >= 0
-            count[WALK_PMD] = slot if kind == PMD_READ else -1
             count[WALKS_WHOLE] += kind != PMD_READ
+            count[WALK_PMD] = slot if kind == PMD_READ else -1
+            count[WALK_PMD_TICKS] = now
 
         number = np.int64(t.page[slot])
         if number == 0:
@@ -401,7 +427,7 @@ def replay(
     done_accesses = 0
     done_blocks = 0
     held_back = HELD_BACK if faults else 0
-    for chunk, after in _with_next(reader):
+    for chunk, after, after_ticks in _with_next(reader):
         accesses = chunk.time.size
         if count[N_PAGES] + accesses >= len(pages):
             pages = np.concatenate(
@@ -410,7 +436,7 @@ def replay(
         out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
         start = 0
         for position, event in schedule.within(chunk, done_accesses):
-            _replay(chunk.time, chunk.address, chunk.write, start, position, after,
+            _replay(chunk.time, chunk.address, chunk.write, start, position, after, after_ticks,
                     rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
             start = position
             if event < 0:
@@ -419,7 +445,7 @@ def replay(
             else:
                 at = int(chunk.time[position]) if position < accesses else int(ticks[event])
                 rpt.apply(events[event], at)
-        _replay(chunk.time, chunk.address, chunk.write, start, accesses, after,
+        _replay(chunk.time, chunk.address, chunk.write, start, accesses, after, after_ticks,
                 rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
         done_accesses += accesses
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
@@ -476,16 +502,19 @@ class _Schedule:
         return late
 
 
-def _with_next(reader: BusReader) -> Iterator[tuple[Chunk, np.uint64]]:
-    """Chunks, each with the address that is read right after it."""
+def _with_next(reader: BusReader) -> Iterator[tuple[Chunk, np.uint64, int]]:
+    """Chunks, each with the address that is read right after it, and when."""
     previous: Chunk | None = None
     for chunk in reader:
         if previous is not None:
             is_read = chunk.time.size and not chunk.write[0]
-            yield previous, chunk.address[0] if is_read else _NO_ADDRESS
+            if is_read:
+                yield previous, chunk.address[0], int(chunk.time[0])
+            else:
+                yield previous, _NO_ADDRESS, 0
         previous = chunk
     if previous is not None:
-        yield previous, _NO_ADDRESS
+        yield previous, _NO_ADDRESS, 0
 
 
 def _output(capacity: int) -> _Output:

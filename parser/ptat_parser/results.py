@@ -394,6 +394,7 @@ def _summary(
         "walks": {
             "whole": int(count[replaying.WALKS_WHOLE]),
             "broken": int(count[replaying.WALKS_BROKEN]),
+            "ambiguous": int(count[replaying.AMBIGUOUS]),
         },
         "user_markers": [
             {"cookie": cookie, "time_ns": _ns(fitted, ticks)}
