@@ -17,11 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
-from ptat_parser.errors import PtatError
-
 from ptat_host import boards
 from ptat_host.boards.base import Board, BoardError, RecordRequest
 from ptat_host.sizes import format_size, parse_size
+from ptat_parser.errors import PtatError
 
 if TYPE_CHECKING:
     from ptat_parser import Results
@@ -346,7 +345,6 @@ def _add_validate(commands: _Commands[_Parser]) -> None:
 
 def _parse(arguments: argparse.Namespace) -> int:
     import ptat_parser
-
     from ptat_host import progress
 
     session = _session(arguments)
@@ -364,7 +362,6 @@ def _parse(arguments: argparse.Namespace) -> int:
 
 def _load(arguments: argparse.Namespace) -> Results:
     import ptat_parser
-
     from ptat_host import progress
 
     with progress.bar() as show:
@@ -391,7 +388,6 @@ def _script(arguments: argparse.Namespace) -> int:
 
 def _validate(arguments: argparse.Namespace) -> int:
     import ptat_parser
-
     from ptat_host import console, progress, validate
 
     results = _load(arguments)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Sequence
@@ -21,18 +22,37 @@ KERNEL_CONTROL = Path("/sys/kernel/mm/ptat")
 
 def host_checks(directory: Path, control: Path = KERNEL_CONTROL) -> list[Check]:
     """What any board needs of this machine; sessions would go into `directory`."""
+    return [_system(), _room(directory), _running_kernel(control)]
+
+
+def _system() -> Check:
+    machine = platform.machine()
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        name = platform.system()
+    known = machine == "x86_64"
+    return Check(
+        "system",
+        known,
+        f"{name}, {machine}, Python {platform.python_version()}",
+        None if known else "what ptat builds runs on x86-64 only",
+    )
+
+
+def _room(directory: Path) -> Check:
+    if not os.access(directory, os.W_OK):
+        return Check(
+            "sessions", False, f"{directory} is not writable", "record to another place with -o"
+        )
     free_bytes = shutil.disk_usage(directory).free
     enough = free_bytes >= FREE_BYTES_MIN
-    return [
-        Check("python", True, platform.python_version()),
-        Check(
-            "disk space",
-            enough,
-            f"{format_size(free_bytes)} free in {directory}",
-            None if enough else "make room, or record to another disk with -o",
-        ),
-        _running_kernel(control),
-    ]
+    return Check(
+        "sessions",
+        enough,
+        f"{format_size(free_bytes)} free in {directory}",
+        None if enough else "make room, or record to another disk with -o",
+    )
 
 
 def _running_kernel(control: Path) -> Check:

@@ -16,10 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ptat_parser.errors import PtatError
-
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
 from ptat_host.sizes import format_size
+from ptat_parser.errors import PtatError
 
 FREE_BYTES_MIN = 256 << 20
 """Below this no recording is begun: a few seconds of misses would fill it."""

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from ptat_parser import Results
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ptat_host.sizes import format_size
+from ptat_parser import Results
 
 HOT_PERCENT = (5, 20, 25)
 """Parts of a process's pages for which the report says how many of its misses they have."""
@@ -81,10 +81,12 @@ def hot_share(misses: npt.NDArray[np.int64], percent: int) -> float | None:
 def _processes(summary: dict[str, Any], pages: pa.Table) -> list[dict[str, Any]]:
     """One for each address space, those with most misses first."""
     total = summary["totals"]["misses"]
-    mm, misses = pages["mm"].to_numpy(), pages["misses"].to_numpy()
+    by_mm = np.argsort(pages["mm"].to_numpy())
+    mm, misses = pages["mm"].to_numpy()[by_mm], pages["misses"].to_numpy()[by_mm]
     processes = []
     for process in sorted(summary["processes"], key=lambda process: -process["misses"]):
-        of_process = misses[mm == process["mm"]]
+        first, end = np.searchsorted(mm, [process["mm"], process["mm"] + 1])
+        of_process = misses[first:end]
         shares = {str(percent): hot_share(of_process, percent) for percent in HOT_PERCENT}
         processes.append(
             {

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
 from ptat_parser import Results
 
 HEADER = b"#           time_s comm               tgid          vaddr page span\n"

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ptat_parser import Validation
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from ptat_parser import Validation
 
 EXAMPLES_SHOWN = 3
 

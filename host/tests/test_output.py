@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from ptat_host import cli, console, report, script, validate
 from ptat_host.cli import main
 from ptat_parser import Results, Validation

@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from ptat_host import boards, record
+
+from ptat_host import boards, doctor, record
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.cli import main
 
@@ -277,3 +279,23 @@ def test_doctor_says_what_to_do(monkeypatch, capsys):
 
     assert main(["doctor", "--board", "broken"]) == 1
     assert "board broken cannot be loaded" in capsys.readouterr().out
+
+
+def test_doctor_looks_at_this_machine(monkeypatch, tmp_path):
+    def check(name: str) -> Check:
+        return {check.name: check for check in doctor.host_checks(tmp_path, tmp_path)}[name]
+
+    assert check("sessions").ok is True
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert check("sessions").ok is False and "not writable" in check("sessions").detail
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "FREE_BYTES_MIN", 1 << 62)
+    assert check("sessions").ok is False
+
+    assert check("system").ok is (platform.machine() == "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert check("system").ok is False and "riscv64" in check("system").detail
+
+    assert "has PTAT without a region" in check("this kernel").detail
+    (tmp_path / "region").touch()
+    assert check("this kernel").ok is True

@@ -83,7 +83,7 @@ def test_huge_pages_are_used_or_refused(workloads):
     else:
         assert done.returncode == 2
         assert "no 2 free 2 MiB pages" in done.stderr
-        assert "--hugepages N" in done.stderr
+        assert "--hugepages 2M:N" in done.stderr
 
 
 def test_chase_is_one_cycle(workloads):

@@ -104,7 +104,8 @@ static inline void *map_pages(uint64_t bytes, bool huge)
 	bytes = round_up(bytes, huge ? HUGE_PAGE_BYTES : BASE_PAGE_BYTES);
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 	if (memory == MAP_FAILED && huge)
-		fail("no %llu free 2 MiB pages (%s): reserve them with 'ptat record --hugepages N' "
+		fail("no %llu free 2 MiB pages (%s): reserve them with 'ptat record --hugepages "
+		     "2M:N' "
 		     "or in /proc/sys/vm/nr_hugepages",
 		     (unsigned long long)(bytes / HUGE_PAGE_BYTES), strerror(errno));
 	if (memory == MAP_FAILED)
