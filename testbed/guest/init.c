@@ -65,7 +65,7 @@
 
 #define TRACING	     "/sys/kernel/tracing"
 #define PTAT	     "/sys/kernel/mm/ptat"
-#define LOG_SHARE    "/.ptat-kernel"
+#define LOG_MOUNT    "/run/ptat-kernel"
 #define PAGE_BYTES   4096
 #define LOG_PAGES    120 /* one 9p request */
 #define LOG_FLUSH_MS 250 /* what a crash may cost of the log */
@@ -92,6 +92,7 @@ struct logger {
 
 static int control = -1;
 static pthread_mutex_t control_lock = PTHREAD_MUTEX_INITIALIZER;
+static int log_dir;    /* the session's kernel/ */
 static int log_end;    /* eventfd: readable once the loggers shall finish */
 static int log_broken; /* eventfd: readable once a logger can't write */
 
@@ -380,8 +381,13 @@ static void mount_root(void)
 	link_dev("/proc/self/fd/1", "/dev/stdout");
 	link_dev("/proc/self/fd/2", "/dev/stderr");
 	mount_at("tmpfs", "tmpfs", "/run", 0, "mode=755");
-	mount_at("9p", "kernel", LOG_SHARE, 0,
+
+	/* Only we reach the session. */
+	mount_at("9p", "kernel", LOG_MOUNT, 0,
 		 "trans=virtio,version=9p2000.L,msize=512000,cache=none");
+	log_dir = open(LOG_MOUNT, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (log_dir < 0 || umount2(LOG_MOUNT, MNT_DETACH) || rmdir(LOG_MOUNT))
+		fail_errno("hide " LOG_MOUNT);
 }
 
 static void loopback_up(void)
@@ -396,19 +402,21 @@ static void loopback_up(void)
 
 /* ---- The kernel's log ---- */
 
-static void copy_to_share(const char *from, const char *to)
+static int create_log(const char *name)
 {
-	char path[300];
+	return openat(log_dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+}
+
+static void copy_to_log(const char *from, const char *name)
+{
 	size_t size;
 	char *data = slurp(from, &size);
-	int fd;
+	int fd = create_log(name);
 
 	if (!data)
 		fail_errno("read %s", from);
-	snprintf(path, sizeof(path), LOG_SHARE "/%s", to);
-	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
 	if (fd < 0 || !write_all(fd, data, size) || close(fd))
-		tell("log-failed kernel/%s: %s", to, strerror(errno));
+		tell("log-failed kernel/%s: %s", name, strerror(errno));
 	free(data);
 }
 
@@ -421,12 +429,12 @@ static void setup_tracing(const struct config *config)
 	must_put(TRACING "/buffer_percent", "10");
 	/* A full buffer drops new events and counts them; the rest stays whole. */
 	must_put(TRACING "/options/overwrite", "0");
-	copy_to_share(TRACING "/events/header_page", "formats/header_page");
-	copy_to_share(TRACING "/events/header_event", "formats/header_event");
+	copy_to_log(TRACING "/events/header_page", "formats/header_page");
+	copy_to_log(TRACING "/events/header_event", "formats/header_event");
 	for (char **event = config->events; event && *event; event++) {
 		snprintf(path, sizeof(path), TRACING "/events/ptat/%s/format", *event);
 		snprintf(name, sizeof(name), "formats/%s", *event);
-		copy_to_share(path, name);
+		copy_to_log(path, name);
 		snprintf(path, sizeof(path), TRACING "/events/ptat/%s/enable", *event);
 		must_put(path, "1");
 	}
@@ -493,10 +501,10 @@ static struct logger *start_loggers(int cpus)
 		logger->raw = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 		if (logger->raw < 0)
 			fail_errno("open %s", path);
-		snprintf(path, sizeof(path), LOG_SHARE "/cpu%d.raw", cpu);
-		logger->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+		snprintf(path, sizeof(path), "cpu%d.raw", cpu);
+		logger->file = create_log(path);
 		if (logger->file < 0)
-			fail_errno("create kernel/cpu%d.raw", cpu);
+			fail_errno("create kernel/%s", path);
 		if (pthread_create(&logger->thread, NULL, run_logger, logger))
 			fail_errno("start a thread");
 	}
@@ -514,7 +522,7 @@ static void end_loggers(struct logger *loggers, int cpus)
 			tell("log-failed kernel/cpu%d.raw: %s", cpu, strerror(errno));
 		snprintf(from, sizeof(from), TRACING "/per_cpu/cpu%d/stats", cpu);
 		snprintf(to, sizeof(to), "cpu%d.stats", cpu);
-		copy_to_share(from, to);
+		copy_to_log(from, to);
 	}
 }
 

@@ -22,7 +22,6 @@ from typing import BinaryIO
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_parser import wire
 from ptat_parser.blocks import BlockWriter
-
 from ptat_testbed import run
 from ptat_testbed.qemu import Machine, MachineConfig
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError
-
 from ptat_testbed import initramfs
 from ptat_testbed.progress import progress
 

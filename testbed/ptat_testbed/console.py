@@ -6,8 +6,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-TAIL_LINES = 5
-
 # The console shows warnings and worse; our own kernel code prints nothing else there.
 _COMPLAINT = re.compile(
     r"WARNING:|BUG:|Oops|Kernel panic|\bptat:|rcu: INFO:|blocked for more than|soft lockup"
@@ -15,6 +13,7 @@ _COMPLAINT = re.compile(
     r"|unable to handle|Bad page|Bad rss-counter|non-zero pgtables_bytes"
 )
 _PANIC = re.compile(r"Kernel panic.*")
+_OURS = re.compile(r"\bptat: .*")
 _OUT_OF_MEMORY = re.compile(r"Out of memory: Killed process \d+ \(.*?\)")
 
 
@@ -31,16 +30,20 @@ def warnings(lines: list[str]) -> list[str]:
     return [line.strip() for line in lines if _COMPLAINT.search(line)]
 
 
+def _first(pattern: re.Pattern[str], lines: list[str]) -> str | None:
+    return next((found[0] for line in lines if (found := pattern.search(line))), None)
+
+
 def panic(lines: list[str]) -> str | None:
     """The kernel's last words, if it panicked."""
-    return next((found[0] for line in lines if (found := _PANIC.search(line))), None)
+    return _first(_PANIC, lines)
+
+
+def ours(lines: list[str]) -> str | None:
+    """What our part of the kernel complained about first, if it did."""
+    return _first(_OURS, lines)
 
 
 def out_of_memory(lines: list[str]) -> str | None:
     """Which process the kernel killed for want of memory, if it did."""
-    return next((found[0] for line in lines if (found := _OUT_OF_MEMORY.search(line))), None)
-
-
-def tail(lines: list[str]) -> str:
-    """The last lines, for a message."""
-    return "\n".join(lines[-TAIL_LINES:])
+    return _first(_OUT_OF_MEMORY, lines)

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ptat_host.boards.base import BoardError, RecordRequest
-
-from ptat_testbed import build
 from ptat_testbed.progress import progress
 from ptat_testbed.qemu import Machine, QmpError
 
@@ -93,10 +91,7 @@ def events_of(request: RecordRequest) -> list[str]:
 def configuration(request: RecordRequest) -> bytes:
     """The first message to the guest's init."""
     settings = [("arg", arg) for arg in request.argv]
-    env = dict(request.env)
-    # Ours are found by name, and before others of that name.
-    env["PATH"] = f"{build.workloads()}:{env.get('PATH', '/usr/bin:/bin')}"
-    settings += [("env", f"{name}={value}") for name, value in env.items()]
+    settings += [("env", f"{name}={value}") for name, value in request.env.items()]
     settings += [("cwd", str(request.cwd))]
     for limit in _RLIMITS:
         soft, hard = (value & (2**64 - 1) for value in resource.getrlimit(limit))

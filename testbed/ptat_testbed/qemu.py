@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError
-
 from ptat_testbed.sizes import LOWMEM_MAX_BYTES
 
 PROGRAM = "qemu-system-x86_64"
@@ -28,6 +27,7 @@ INSTALL_HINT = (
 )
 # Devices that the guest would only lose time with.
 LEAN = ",i8042=off,sata=off,smbus=off,vmport=off"
+PLUGIN_SAYS = "ptat plugin: "
 QMP_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 120.0
 """For QEMU to write out what its plugin still holds."""
@@ -220,14 +220,19 @@ class Machine(contextlib.AbstractContextManager["Machine"]):
             self.process.kill()
             self.process.wait()
 
-    def messages(self) -> str:
-        """What QEMU has written to its stdout and stderr."""
+    def messages(self) -> list[str]:
+        """The lines that QEMU has written to its stdout and stderr."""
         self._output.seek(0)
-        return self._output.read().decode(errors="replace").strip()
+        return self._output.read().decode(errors="replace").splitlines()
 
     def how_it_ended(self) -> str:
         """Why QEMU is no longer there, in one line."""
         status = self.process.wait(EXIT_TIMEOUT_S)
+        if complaints := self.complaints():
+            return complaints[0]
         end = f"signal {-status}" if status < 0 else f"exit code {status}"
-        last = self.messages().splitlines()[-1:]
-        return f"QEMU ended with {end}" + "".join(f": {line}" for line in last)
+        return ": ".join([f"QEMU ended with {end}", *self.messages()[-1:]])
+
+    def complaints(self) -> list[str]:
+        """What our plugin says that went wrong."""
+        return [line.partition(PLUGIN_SAYS)[2] for line in self.messages() if PLUGIN_SAYS in line]

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
-
 from ptat_testbed import build, console, guest, qemu, sizes
 
 OPTIONS = {
@@ -18,10 +18,8 @@ OPTIONS = {
     "cpus": Option("CPUs of the guest", "1"),
     "hugepages": Option("huge pages reserved at boot, as 2M:512 or 1G:1 or both", "none"),
 }
-MEMORY_PER_REGION = 64
-"""The default region has room for eight times the tables that map all memory once."""
 CPUS_MAX = 64
-PLUGIN_SAYS = "ptat plugin: "
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
 
 # The kernel's addresses are those of System.map (nokaslr); the console shows warnings and worse;
@@ -60,12 +58,13 @@ class Settings:
                 f"--memory {options['memory']}: too little for the guest",
                 f"the smallest is {sizes.show_size(sizes.MEMORY_MIN_BYTES)}",
             )
-        memory_bytes -= memory_bytes % (MEMORY_PER_REGION * sizes.MIB)
+        if memory_bytes % sizes.MIB:
+            raise BoardError(f"--memory {options['memory']}: not a whole number of MiB")
         cpus = sizes.parse_count(options.get("cpus", "1"), "--cpus", CPUS_MAX)
         parameters = list(KERNEL_PARAMETERS)
         if hugepages := options.get("hugepages"):
             parameters += sizes.parse_hugepages(hugepages)
-        region_bytes = request.region_bytes or memory_bytes // MEMORY_PER_REGION
+        region_bytes = request.region_bytes or sizes.default_region(memory_bytes)
         return cls(memory_bytes, cpus, region_bytes, parameters)
 
 
@@ -104,9 +103,11 @@ class Recording:
 
         :raises BoardError: the options make no sense, or something cannot be built.
         """
-        self.request = request
         self.settings = Settings.of(request)
         self.kernel = build.kernel()
+        # Our workloads are found by name, and before others of that name.
+        path = f"{build.workloads()}:{request.env.get('PATH', DEFAULT_PATH)}"
+        self.request = replace(request, env={**request.env, "PATH": path})
         self._initramfs = build.guest_initramfs()
         self._log = request.session_dir / "kernel"
         self._console = request.session_dir / "console.log"
@@ -150,23 +151,17 @@ class Recording:
 
         :raises BoardError: nothing was recorded.
         """
-        with qemu.Machine(config) as machine:
-            try:
-                outcome = guest.Guest(
-                    machine, self.request, lambda: on_start(machine), lambda: on_stop(machine)
-                ).run()
-            except BoardError as error:
-                raise BoardError(self._in_words(error.message), error.hint) from error
-            machine.stop()
-            errors = [
-                line.partition(PLUGIN_SAYS)[2]
-                for line in machine.messages().splitlines()
-                if PLUGIN_SAYS in line
-            ]
+        try:
+            outcome, errors = self._run(config, on_start, on_stop)
+        except BoardError as error:
+            self._discard()
+            raise BoardError(self._in_words(error.message), error.hint) from error
         if outcome.failure is None and errors:
             outcome.failure = errors[0]
         elif outcome.failure and not outcome.interrupted:
             outcome.failure = self._in_words(outcome.failure)
+        if victim := console.out_of_memory(console.read(self._console)):
+            print(f"ptat: in the guest: {victim}: give it more --memory", file=sys.stderr)
         return RecordResult(
             exit_status=outcome.exit_status,
             complete=outcome.failure is None,
@@ -180,10 +175,36 @@ class Recording:
             else {},
         )
 
+    def _run(
+        self,
+        config: qemu.MachineConfig,
+        on_start: Callable[[qemu.Machine], None],
+        on_stop: Callable[[qemu.Machine], None],
+    ) -> tuple[guest.Outcome, list[str]]:
+        """What the guest told, and what our plugin complained about."""
+        with qemu.Machine(config) as machine:
+            outcome = guest.Guest(
+                machine, self.request, lambda: on_start(machine), lambda: on_stop(machine)
+            ).run()
+            machine.stop()
+            return outcome, machine.complaints()
+
+    def _discard(self) -> None:
+        """Nothing was recorded: leave only the console, if it may explain why."""
+        shutil.rmtree(self._log)
+        for file in self.request.session_dir.iterdir():
+            if not file.name.startswith("session.json") and (
+                file != self._console or not console.warnings(console.read(file))
+            ):
+                file.unlink()
+
     def _in_words(self, reason: str) -> str:
         """Why the guest ended: the kernel's last words tell more than that QEMU is gone."""
-        if last_words := console.panic(console.read(self._console)):
+        lines = console.read(self._console)
+        if last_words := console.panic(lines):
             return f"the guest's kernel panicked: {last_words} (see {self._console})"
+        if complaint := console.ours(lines):
+            return f"{reason} ({complaint})"
         return reason
 
     def _region_metadata(self, outcome: guest.Outcome) -> dict[str, Any]:

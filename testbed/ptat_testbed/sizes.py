@@ -67,6 +67,11 @@ def lowmem(memory_bytes: int) -> int:
     return min(memory_bytes, LOWMEM_MAX_BYTES)
 
 
+def default_region(memory_bytes: int) -> int:
+    """1/64 of the guest's memory: eight times the tables that map all of it once."""
+    return memory_bytes // 64 // MIB * MIB
+
+
 def region_in_ram(region_bytes: int, memory_bytes: int) -> int:
     """The address of a region in the middle of low RAM, clear of kernel and initramfs.
 

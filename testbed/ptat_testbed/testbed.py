@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
-
 from ptat_testbed import build, run, sizes
 from ptat_testbed.qemu import escape
 

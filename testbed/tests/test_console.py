@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: BSD-2-Clause
+from pathlib import Path
+
+import pytest
+
+from ptat_testbed import console
+
+QUIET = [
+    "[    0.000000] Kernel compiled without mitigations, ignoring 'mitigations'",
+    "[    0.351631] APIC calibration not consistent with PM-Timer: 98ms instead of 100ms",
+    "[    0.896759] amd_pstate: the _CPC object is not present in SBIOS or ACPI disabled",
+]
+
+
+def test_boot_messages_are_no_warnings():
+    assert console.warnings(QUIET) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[    5.1] WARNING: CPU: 0 PID: 1 at mm/ptat.c:100 ptat_free+0x10/0x20",
+        "[    5.1] BUG: kernel NULL pointer dereference, address: 0000000000000008",
+        "[    5.1] BUG: Bad page map in process gups  pte:80000000 pmd:01234067",
+        "[    5.1] BUG: Bad rss-counter state mm:(____ptrval____) type:MM_ANONPAGES val:1",
+        "[    5.1] BUG: non-zero pgtables_bytes on freeing mm: 4096",
+        "[    5.1] Oops: 0000 [#1] PREEMPT SMP",
+        "[    5.1] ptat: check: entry at 0x40000000 holds 0x1, its twin 0x0",
+        "[    5.1] Kernel panic - not syncing: Attempted to kill init!",
+        "[    5.1] rcu: INFO: rcu_sched detected stalls on CPUs/tasks:",
+        "[    5.1] Out of memory: Killed process 41 (python3) total-vm:1kB",
+    ],
+)
+def test_warning(line: str):
+    assert console.warnings([*QUIET, line]) == [line]
+
+
+def test_panic_and_memory():
+    lines = [
+        *QUIET,
+        "[    5.0] Out of memory: Killed process 41 (python3) total-vm:1kB",
+        "[    5.1] Kernel panic - not syncing: Out of memory: panic_on_oom is enabled",
+        "[    5.2] Kernel panic - the second one",
+    ]
+    assert console.panic(lines) == (
+        "Kernel panic - not syncing: Out of memory: panic_on_oom is enabled"
+    )
+    assert console.out_of_memory(lines) == "Out of memory: Killed process 41 (python3)"
+    assert console.panic(QUIET) is None
+    assert console.out_of_memory(QUIET) is None
+
+
+def test_read(tmp_path: Path):
+    path = tmp_path / "console.log"
+    assert console.read(path) == []
+    path.write_bytes(b"one\r\ntw\xffo\r\n\r\nthr")
+    assert console.read(path) == ["one", "tw\ufffdo", "", "thr"]

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: BSD-2-Clause
+from pathlib import Path
+
+import pytest
+
+from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_testbed import run, testbed
+from ptat_testbed.bar import BarBoard
+from ptat_testbed.sizes import GIB, MIB
+
+
+def request(**changes: object) -> RecordRequest:
+    settings = {"argv": ["true"], "session_dir": Path("/s"), "cwd": Path("/"), "env": {}}
+    return RecordRequest(**{**settings, "children": False, **changes})
+
+
+def test_defaults():
+    settings = run.Settings.of(request())
+    assert (settings.memory_bytes, settings.cpus) == (2 * GIB, 1)
+    assert settings.region_bytes == 32 * MIB
+    assert tuple(settings.kernel_parameters) == run.KERNEL_PARAMETERS
+
+
+def test_options():
+    options = {"memory": "4G", "cpus": "2", "hugepages": "2M:8"}
+    settings = run.Settings.of(request(options=options, region_bytes=MIB))
+    assert (settings.memory_bytes, settings.cpus) == (4 * GIB, 2)
+    assert settings.region_bytes == MIB
+    assert list(settings.kernel_parameters[-2:]) == ["hugepagesz=2M", "hugepages=8"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "128M"}, "--memory 128M: too little"),
+        ({"memory": "1048577K"}, "not a whole number of MiB"),
+        ({"memory": "lots"}, "not a size"),
+        ({"cpus": "1000"}, "--cpus 1000: must be a number from 1 to 64"),
+        ({"hugepages": "all"}, "--hugepages all"),
+    ],
+)
+def test_bad_options(options: dict[str, str], message: str):
+    with pytest.raises(BoardError, match=message):
+        run.Settings.of(request(options=options))
+
+
+def test_defaults_shown_to_the_user_are_the_defaults():
+    shown = {name: option.default for name, option in testbed.TestbedBoard.options.items()}
+    explicit = {name: shown[name] for name in ("memory", "cpus")}
+    assert run.Settings.of(request(options=explicit)) == run.Settings.of(request())
+    assert shown["tlb"] == testbed.TLB_PRESETS[0]
+
+
+def test_tlb():
+    assert testbed.parse_tlb("zen4") == {"tlb": "zen4"}
+    assert testbed.parse_tlb("skylake,l1d=32x4,psc_pde=0x0") == {
+        "tlb": "skylake",
+        "tlb_l1d": "32x4",
+        "psc_pde": "0x0",
+    }
+
+
+@pytest.mark.parametrize("text", ["", "pentium", "skylake,", "skylake,l1d", "skylake,=4x4"])
+def test_bad_tlb(text: str):
+    with pytest.raises(BoardError, match="--tlb"):
+        testbed.parse_tlb(text)
+
+
+def test_buffer():
+    assert testbed.parse_buffer("1024:50000") == {"buffer": 1024, "drain": 50000}
+
+
+@pytest.mark.parametrize("text", ["", "1024", "0:1", "1:0", "1:2:3"])
+def test_bad_buffer(text: str):
+    with pytest.raises(BoardError, match="--buffer"):
+        testbed.parse_buffer(text)
+
+
+def test_bad_granularity():
+    with pytest.raises(BoardError, match="--granularity 16"):
+        testbed.TestbedBoard().record(request(granularity_bytes=16))
+    with pytest.raises(BoardError, match="--granularity 64"):
+        BarBoard().record(request(granularity_bytes=64))

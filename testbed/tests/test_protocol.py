@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The host's side of the protocol with the guest's init, which a thread plays here."""
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_testbed import guest
+from ptat_testbed.guest import Guest, Outcome
+
+REQUEST = RecordRequest(
+    ["echo", "a b", "\udcff"],
+    Path("/session"),
+    Path("/home"),
+    {"PATH": "/bin", "EMPTY": ""},
+    children=True,
+    levels="pte",
+    faults=False,
+)
+UP = b"release 6.12\ncpus 2\ntsc_hz 5\ntext region 7\nbase 1\nstart\n"
+
+
+class FakeInit:
+    """The guest's ends of the ports."""
+
+    def __init__(self, ports: dict[str, socket.socket]) -> None:
+        self.control = ports["control"]
+        self.ports = ports
+        self.commands = self.control.makefile("rb")
+        self.configuration = b""
+
+    def boot(self) -> None:
+        while not self.configuration.endswith(b"\0\0"):
+            self.configuration += self.control.recv(1)
+        self.control.sendall(UP)
+        assert self.commands.readline() == b"go\n"
+
+    def die(self) -> None:
+        self.commands.close()
+        self.control.close()
+
+    def end(self, exit_line: bytes = b"exited 0\n", stdout: int = 0) -> None:
+        self.control.sendall(exit_line + b"stop\n")
+        assert self.commands.readline() == b"go\n"
+        self.control.sendall(b"stdout %d\nstderr 0\ntsc_hz 7\n" % stdout)
+        self.control.sendall(b"text stat 7\nused 0\ndone\n")
+
+
+@contextmanager
+def machine(play: Callable[[FakeInit], None]) -> Iterator[Mock]:
+    pairs = {name: socket.socketpair() for name in guest.PORTS}
+    init = FakeInit({name: theirs for name, (_, theirs) in pairs.items()})
+    failures = []
+
+    def run() -> None:
+        try:
+            play(init)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    fake = Mock(ports={name: ours for name, (ours, _) in pairs.items()})
+    fake.how_it_ended.return_value = "QEMU ended with exit code 0"
+    try:
+        yield fake
+    finally:
+        thread.join()
+        init.commands.close()
+        for pair in pairs.values():
+            for sock in pair:
+                sock.close()
+    assert not failures
+
+
+def run(play: Callable[[FakeInit], None], calls: list[str] | None = None) -> Outcome:
+    seen = calls if calls is not None else []
+    with machine(play) as fake:
+        return Guest(fake, REQUEST, lambda: seen.append("on"), lambda: seen.append("off")).run()
+
+
+def test_a_recording():
+    inits = []
+    calls: list[str] = []
+
+    def play(init: FakeInit) -> None:
+        inits.append(init)
+        init.boot()
+        assert calls == ["on"]
+        init.control.sendall(b"alive\n")
+        init.end(b"exited 3\n")
+        assert calls == ["on", "off"]
+
+    outcome = run(play, calls)
+    assert outcome == Outcome(
+        exit_status=3,
+        started=True,
+        values={"release": "6.12", "cpus": "2", "tsc_hz": "7"},
+        texts={"region": "base 1\n", "stat": "used 0\n"},
+    )
+    settings = inits[0].configuration.split(b"\0")
+    assert settings[:6] == [
+        b"arg=echo",
+        b"arg=a b",
+        b"arg=\xff",
+        b"env=PATH=/bin",
+        b"env=EMPTY=",
+        b"cwd=/home",
+    ]
+    assert {b"self=2", b"levels=pte", b"event=ptat_leaf_set", b"hostname=ptat"} < set(settings)
+    assert b"event=ptat_fault" not in settings
+    assert b"event=ptat_pte_set" not in settings
+
+
+def test_text_may_arrive_in_pieces():
+    def play(init: FakeInit) -> None:
+        init.boot()
+        for byte in b"text check 12\none 1\ntwo 2\n":
+            init.control.sendall(bytes([byte]))
+        init.end()
+
+    assert run(play).texts["check"] == "one 1\ntwo 2\n"
+
+
+def test_end_by_signal():
+    def play(init: FakeInit) -> None:
+        init.boot()
+        init.end(b"killed 11\n")
+
+    assert run(play).exit_status == 139
+
+
+def test_output_is_waited_for(capfd: pytest.CaptureFixture[str]):
+    late = b"x" * 300_000
+
+    def play(init: FakeInit) -> None:
+        init.boot()
+        init.end(stdout=len(late))
+        init.ports["stdout"].sendall(late)
+
+    assert run(play).failure is None
+    assert capfd.readouterr().out == late.decode()
+
+
+def test_guest_that_cannot_start():
+    def play(init: FakeInit) -> None:
+        init.control.sendall(b"error mount 9p on /lower: No such device\n")
+
+    with pytest.raises(BoardError, match="mount 9p on /lower: No such device"):
+        run(play)
+
+
+def test_command_that_cannot_run():
+    def play(init: FakeInit) -> None:
+        init.boot()
+        init.control.sendall(b"exec-failed 2 nosuch: No such file or directory\n")
+
+    with pytest.raises(BoardError, match="the guest cannot run nosuch: No such file"):
+        run(play)
+
+
+def test_qemu_that_ends_early():
+    with pytest.raises(BoardError, match="QEMU ended with exit code 0"):
+        run(FakeInit.die)
+
+
+def test_guest_that_dies_while_recording():
+    def play(init: FakeInit) -> None:
+        init.boot()
+        init.die()
+
+    outcome = run(play)
+    assert outcome.failure == "QEMU ended with exit code 0"
+    assert outcome.exit_status is None
+    assert outcome.started
+
+
+def test_guest_that_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guest, "SILENCE_TIMEOUT_S", 0.5)
+    assert run(FakeInit.boot).failure == "the guest hangs: it has been silent for too long"
+
+
+def test_log_that_cannot_be_written():
+    def play(init: FakeInit) -> None:
+        init.boot()
+        init.control.sendall(b"log-failed kernel/cpu0.raw: No space left on device\n")
+        init.end(b"killed 9\n")
+
+    outcome = run(play)
+    assert outcome.failure == "cannot write kernel/cpu0.raw: No space left on device"
+    assert outcome.exit_status == 137
+
+
+def test_first_interrupt_is_the_commands():
+    def play(init: FakeInit) -> None:
+        init.boot()
+        signal.raise_signal(signal.SIGINT)
+        assert init.commands.readline() == b"signal 2\n"
+        init.end(b"killed 2\n")
+
+    before = signal.getsignal(signal.SIGINT)
+    outcome = run(play)
+    assert outcome.interrupted
+    assert outcome.exit_status == 130
+    assert outcome.failure == "interrupted by SIGINT"
+    assert outcome.texts["stat"] == "used 0\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_second_interrupt_ends_the_guest():
+    def play(init: FakeInit) -> None:
+        init.boot()
+        signal.raise_signal(signal.SIGTERM)
+        assert init.commands.readline() == b"signal 15\n"
+        signal.raise_signal(signal.SIGTERM)
+
+    outcome = run(play)
+    assert outcome.interrupted
+    assert outcome.failure == "interrupted by SIGTERM"
+    assert outcome.exit_status is None
+
+
+def test_interrupt_while_booting():
+    outcome = run(lambda _: signal.raise_signal(signal.SIGINT))
+    assert outcome.interrupted
+    assert not outcome.started
