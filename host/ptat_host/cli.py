@@ -8,6 +8,7 @@ passes on the status of the command that it recorded.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -43,6 +44,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ptat` with these arguments (None: the process's own) and return its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # no locale is too small for our output
     try:
         arguments = _parser().parse_args(argv)
         status: int = arguments.run(arguments)

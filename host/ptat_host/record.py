@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
 from ptat_host.sizes import format_size
+from ptat_parser import session
 from ptat_parser.errors import PtatError
 
 FREE_BYTES_MIN = 256 << 20
@@ -65,14 +67,12 @@ def new_session(parent: Path, argv: Sequence[str]) -> Path:
     _require_free_space(parent)
     command = re.sub(r"[^A-Za-z0-9._+-]", "_", Path(argv[0]).name) or "command"
     stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{command}"
-    for number in range(1, 1000):
+    for number in itertools.count(1):
         directory = parent / (stem if number == 1 else f"{stem}-{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             directory.mkdir()
-        except FileExistsError:
-            continue
-        return directory
-    raise PtatError(f"{parent / stem} and 999 more of that second exist", "use -o DIR")
+            break
+    return directory
 
 
 def given_session(directory: Path) -> Path:
@@ -139,8 +139,8 @@ def _require_free_space(directory: Path) -> None:
 
 def _before(board: Board, request: RecordRequest) -> dict[str, Any]:
     return {
-        "format": "ptat-session",
-        "version": 1,
+        "format": session.FORMAT,
+        "version": session.VERSION,
         "ptat_version": version("ptat"),
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "complete": False,

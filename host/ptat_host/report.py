@@ -147,7 +147,7 @@ def render(report: dict[str, Any]) -> RenderableType:
 def _title(report: dict[str, Any]) -> Text:
     status = report["exit_status"]
     ended = "did not end" if status is None else f"ended with {status}"
-    return Text.assemble((shlex.join(report["command"]), "bold"), f"  {ended}")
+    return Text.assemble((_printable(shlex.join(report["command"])), "bold"), f"  {ended}")
 
 
 def _totals(report: dict[str, Any]) -> Table:
@@ -285,8 +285,13 @@ def _table(*columns: str) -> Table:
 
 
 def _name(comm: str) -> Text:
-    """A name that no process can turn into markup or terminal controls."""
-    return Text("".join(c if c.isprintable() else "?" for c in comm) or "?")
+    """A process's name, with nothing in it that would be taken for markup."""
+    return Text(_printable(comm) or "?")
+
+
+def _printable(text: str) -> str:
+    """Without what would control the terminal, or cannot be encoded."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _enough(region_bytes: int, missing_tables: int) -> str:

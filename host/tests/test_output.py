@@ -172,6 +172,18 @@ def test_report_as_json(session, capsys):
     assert report.is_whole(content)
 
 
+def test_output_survives_a_small_locale(session):
+    """What the locale cannot encode is escaped."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "ptat_host.cli", "report", session],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert r"one of 2 \xd7 4 KiB" in shown.stdout
+
+
 def test_strict_report_fails_on_each_kind_of_loss(session, capsys):
     path = session / "results" / "summary.json"
     whole = json.loads(path.read_text())
