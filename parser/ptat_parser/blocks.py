@@ -228,6 +228,11 @@ class BusReader:
             lost = Lost(0, state.time_ticks, None, missing_blocks)
             yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
 
+    def _damaged(self, block: int, problem: str) -> None:
+        if not self._salvage:
+            at = block * wire.BLOCK_BYTES
+            raise ParseError(f"{self.path}: block {block} at byte {at}: {problem}", _SALVAGE_HINT)
+
     def _decode(self, words: U64, data: bytes, first: int, state: _StreamState) -> Chunk:
         missing_before = np.zeros(len(words), np.int64)
         good = np.zeros(len(words), np.bool_)
@@ -239,11 +244,7 @@ class BusReader:
                 good[i] = True
                 missing_before[i] = state.accept(words[i])
                 continue
-            if not self._salvage:
-                at = (first + i) * wire.BLOCK_BYTES
-                raise ParseError(
-                    f"{self.path}: block {first + i} at byte {at}: {problem}", _SALVAGE_HINT
-                )
+            self._damaged(first + i, problem)
             state.missing_blocks += 1
 
         capacity = int(good.sum()) * wire.BLOCK_RECORDS_MAX
@@ -253,23 +254,21 @@ class BusReader:
             np.empty(capacity, np.bool_),
         )
         others = np.empty((capacity + len(words), 4), np.uint64)
-        accesses, n_others, last_time, bad_block = decode_blocks(
-            words,
-            good,
-            missing_before,
-            state.time_ticks,
-            chunk.time,
-            chunk.address,
-            chunk.write,
-            others,
-        )
-        if bad_block >= 0:
-            raise ParseError(
-                f"{self.path}: block {first + bad_block} at byte"
-                f" {(first + bad_block) * wire.BLOCK_BYTES}: intact, but holds a word that is no"
-                " record or a time that runs backwards",
-                "the capture device or its version does not fit: update both",
-            )
+        while True:
+            accesses, n_others, last_time, bad = decode_blocks(
+                words, good, missing_before, state.time_ticks,
+                chunk.time, chunk.address, chunk.write, others,
+            )  # fmt: skip
+            if bad < 0:
+                break
+            # Its CRC is right, but it does not cover the number of records.
+            self._damaged(first + bad, "damaged: a word that is no record, or time runs backwards")
+            good[bad] = False
+            following = np.flatnonzero(good[bad:])
+            if following.size:
+                missing_before[bad + following[0]] += missing_before[bad] + 1
+            else:
+                state.missing_blocks += int(missing_before[bad]) + 1
         state.time_ticks = int(last_time)
         chunk.time = chunk.time[:accesses]
         chunk.address = chunk.address[:accesses]

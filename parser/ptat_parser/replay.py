@@ -166,9 +166,7 @@ def _pmd_kind(
 @jit
 def _end_walk(parent_slot: Integer, now: Integer, count: I64, line: Integer) -> None:
     """A PTE was read: was the entry that leads to its table read right before?"""
-    if parent_slot < 0:
-        return
-    whole = count[WALK_PMD] == parent_slot - parent_slot % line
+    whole = parent_slot >= 0 and count[WALK_PMD] == parent_slot - parent_slot % line
     count[WALKS_WHOLE] += whole
     count[WALKS_BROKEN] += not whole
     if whole:
@@ -561,7 +559,8 @@ def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _T
     ids, mm = np.unique(events["mm"], return_inverse=True)
     index = np.array([rpt.mm_index(id_) for id_ in ids.tolist()], np.int64)
     return _Timed(
-        clock.to_ticks(events["time"]),
+        # The bus shows whole ticks: an event after an access may seem a tick before it.
+        clock.to_ticks(events["time"]) + np.uint64(1),
         events["kind"].astype(np.uint8),
         _range_indices(rpt, index[mm], events["va"], level=1),
         _range_indices(rpt, index[mm], events["va"], level=2),

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Replay written for clarity alone: dictionaries, no arrays, no chunks. The oracle of the fast one."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from ptat_parser import kernel_log
+from ptat_parser.kernel_log import TableEvent
+from ptat_parser.replay import FAULT, MISS, PMD_READ
+
+EMPTY, TABLE, LEAF = "empty", "table", "leaf"
+
+
+@dataclass
+class Page:
+    """A page of the region."""
+
+    read_level: int = 0
+    store_level: int = 0
+    owner: tuple[int, int, int] | None = None  # mm, base, level
+    parent: tuple["Page", int] | None = None
+    generation: int = 0
+    written: set[int] = field(default_factory=set)  # lines
+    state: dict[int, str] = field(default_factory=lambda: defaultdict(lambda: EMPTY))
+    pending: dict[int, str] = field(default_factory=dict)
+    owed: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+
+@dataclass
+class Record:
+    ticks: int
+    kind: int
+    mm: int
+    va: int  # of the line's first entry
+    size: int
+    slot: tuple[int, int, int]  # page, generation, line
+    after_loss: int
+
+
+class Reference:
+    def __init__(self, base: int, size_bytes: int, marker_bytes: int, granularity: int) -> None:
+        self.base, self.size_bytes, self.marker_bytes = base, size_bytes, marker_bytes
+        self.line = granularity // 8
+        self.pages: dict[int, Page] = defaultdict(Page)
+        self.serving: dict[tuple[int, int, int], int] = {}
+        self.records: list[Record] = []
+        self.unexplained: list[tuple[int, int]] = []
+        self.losses = 0
+        self.walk: tuple[int, int, int] | None = None  # page, line, ticks of the last PMD read
+        self.step_16 = 0
+
+    # Events -------------------------------------------------------------------------------------
+
+    def locate(self, address: int) -> tuple[int, int] | None:
+        offset = address - self.base
+        if not 0 <= offset < self.size_bytes:
+            return None
+        return offset // 4096, offset % 4096 // 8
+
+    def announce(self, address: int, state: str) -> None:
+        at = self.locate(address)
+        if at and at[0] in self.pages:
+            self.pages[at[0]].pending[at[1]] = state
+
+    def own(self, number: int, owner: tuple[int, int, int]) -> None:
+        page = self.pages[number]
+        if page.owner != owner:
+            page.generation += 1
+            if page.owner and self.serving.get(page.owner) == number:
+                del self.serving[page.owner]
+        page.owner = owner
+        self.serving[owner] = number
+
+    def event(self, e: TableEvent) -> None:
+        at = self.locate(e.pa)
+        if e.kind == kernel_log.TABLE_ALLOC and e.pa:
+            page = self.pages[at[0]]
+            page.store_level = e.level
+            page.written.clear()
+            page.state.clear()
+            page.pending.clear()
+            page.owed.clear()
+        elif e.kind == kernel_log.TABLE_FREE and at:
+            page = self.pages[at[0]]
+            if page.owner and self.serving.get(page.owner) == at[0]:
+                del self.serving[page.owner]
+            page.parent = None
+        elif e.kind == kernel_log.TABLE_LINK:
+            size = 512 << (12 if e.level == 1 else 21)
+            base = e.va // size * size
+            slot = self.locate(e.slot_pa)
+            parent = self.pages[slot[0]] if slot and slot[0] in self.pages else None
+            if parent:
+                if parent.owner:
+                    base = parent.owner[1] + slot[1] * size
+                self.announce(e.slot_pa, TABLE)
+            if at:
+                page = self.pages[at[0]]
+                page.read_level = page.store_level = e.level
+                if parent:
+                    for other in self.pages.values():
+                        if other.parent == (parent, slot[1]):
+                            other.parent = None
+                page.parent = (parent, slot[1]) if parent else None
+                self.own(at[0], (e.mm, base, e.level))
+        elif e.kind == kernel_log.TABLE_MOVE:
+            self.own(at[0], (e.mm, e.va >> 30 << 30, 2))
+            for number, child in list(self.pages.items()):
+                if child.parent and child.parent[0] is self.pages[at[0]]:
+                    self.own(number, (e.mm, (e.va >> 30 << 30) + (child.parent[1] << 21), 1))
+        elif e.kind == kernel_log.LEAF_SET:
+            self.announce(e.slot_pa, LEAF if e.entry & 1 else EMPTY)
+        elif e.kind == kernel_log.LEAF_CLEAR:
+            self.announce(e.slot_pa, EMPTY)
+
+    def loss(self) -> None:
+        self.losses += 1
+        self.walk = None
+
+    def fault(self, mm: int, va: int) -> None:
+        number = self.serving.get((mm, va >> 30 << 30, 2))
+        if number is not None:
+            page, index = self.pages[number], va >> 21 & 511
+            if self.settle(page, index):
+                return
+            if page.state[index] != TABLE:
+                self.blame(number, page, index)
+                return
+        number = self.serving.get((mm, va >> 21 << 21, 1))
+        if number is not None:
+            page, index = self.pages[number], va >> 12 & 511
+            if not self.settle(page, index):
+                self.blame(number, page, index)
+
+    def settle(self, page: Page, index: int) -> bool:
+        line = index // self.line
+        if not page.owed[line]:
+            return False
+        page.owed[line] -= 1
+        return True
+
+    def blame(self, number: int, page: Page, index: int) -> None:
+        for record in reversed(self.records):
+            if record.after_loss != self.losses:
+                return
+            same = record.slot == (number, page.generation, index // self.line)
+            if same and record.kind == MISS:
+                record.kind = FAULT
+                return
+
+    # Accesses -----------------------------------------------------------------------------------
+
+    def access(self, ticks: int, address: int, write: bool, following: tuple[int, int] | None) -> None:
+        """`following`: ticks and address of the next access, if that is a read."""
+        at = self.locate(address)
+        if at is None or (address - self.base < self.marker_bytes and not write):
+            self.unexplained.append((ticks, address))
+            return
+        if address - self.base < self.marker_bytes:
+            return
+        number, index = at
+        line = index // self.line
+        page = self.pages.get(number)
+        if write:
+            if page and page.store_level == 1:
+                page.written.add(line)
+            elif page:
+                for i in range(line * self.line, (line + 1) * self.line):
+                    if i in page.pending:
+                        page.state[i] = page.pending.pop(i)
+            return
+        if not page or not page.read_level:
+            self.unexplained.append((ticks, address))
+            return
+        if page.read_level == 1:
+            kind = MISS if line in page.written else FAULT
+            empty = kind == FAULT
+            if page.parent:
+                self.end_walk(ticks, page.parent)
+                self.walk = None
+            elif self.walk:
+                self.walk = None
+        else:
+            kind, empty = self.pmd_kind(page, line, ticks, following)
+            self.walk = (number, line, ticks) if kind == PMD_READ else None
+        if empty:
+            page.owed[line] += 1
+        mm, base, level = page.owner
+        size = 4096 if level == 1 else 2 << 20
+        va = base + line * self.line * size
+        slot = (number, page.generation, line)
+        self.records.append(Record(ticks, kind, mm, va, size, slot, self.losses))
+
+    def end_walk(self, ticks: int, parent: tuple[Page, int]) -> None:
+        if self.walk and (self.pages[self.walk[0]], self.walk[1]) == (
+            parent[0],
+            parent[1] // self.line,
+        ):
+            step = 16 * (ticks - self.walk[2])
+            usual = self.step_16
+            if usual:
+                change = min(step, 4 * usual) - usual
+                step = usual + change // 8
+            self.step_16 = step
+
+    def pmd_kind(self, page: Page, line: int, ticks: int, following) -> tuple[int, bool]:
+        states = [page.state[i] for i in range(line * self.line, (line + 1) * self.line)]
+        kinds = set(states)
+        if kinds == {EMPTY}:
+            return FAULT, True
+        if TABLE not in kinds:
+            return MISS, False
+        if kinds == {TABLE}:
+            return PMD_READ, False
+        next_page = None
+        if following:
+            at = self.locate(following[1])
+            next_page = self.pages.get(at[0]) if at else None
+        goes_on = (
+            next_page is not None
+            and next_page.read_level == 1
+            and next_page.parent is not None
+            and next_page.parent[0] is page
+            and next_page.parent[1] // self.line == line
+        )
+        if not goes_on:
+            return (MISS, False) if LEAF in kinds else (FAULT, True)
+        late = self.step_16 and 16 * (following[0] - ticks) > 2 * self.step_16
+        return (MISS if LEAF in kinds and late else PMD_READ), False
+
+
+def classify(
+    reference: Reference,
+    accesses: list[tuple[int, int, bool]],
+    steps: list[tuple[int, TableEvent | None]],
+    faults: list[tuple[int, int, int]],
+) -> Reference:
+    """Run everything in order.
+
+    `steps`: index of the access before which it happens, and a table event or None for a loss,
+    sorted; `faults`: ticks, mm, va, sorted; they come after accesses of the same time.
+    """
+    steps, faults = list(reversed(steps)), list(reversed(faults))
+    for i, (ticks, address, write) in enumerate(accesses):
+        while steps and steps[-1][0] <= i:
+            what = steps.pop()[1]
+            reference.event(what) if what else reference.loss()
+        while faults and faults[-1][0] < ticks:
+            reference.fault(*faults.pop()[1:])
+        following = accesses[i + 1] if i + 1 < len(accesses) else None
+        is_read = following is not None and not following[2]
+        reference.access(ticks, address, write, following[:2] if is_read else None)
+    while steps:
+        what = steps.pop()[1]
+        reference.event(what) if what else reference.loss()
+    while faults:
+        reference.fault(*faults.pop()[1:])
+    return reference

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import io
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ptat_parser import wire
+from ptat_parser.blocks import BlockWriter, BusReader, seal
+from ptat_parser.errors import BadInput, ParseError
+
+GAPS = st.one_of(st.integers(0, 100), st.integers(0, 1 << 40))
+ADDRESSES = st.integers(0, (1 << 36) - 1).map(lambda unit: unit * 8)
+RECORDS = st.lists(
+    st.one_of(
+        st.tuples(st.just("access"), GAPS, ADDRESSES, st.booleans()),
+        st.tuples(st.just("lost"), GAPS, st.integers(0, (1 << 36) - 1), st.none()),
+        st.tuples(st.just("mark"), GAPS, st.sampled_from(wire.Mark), st.integers(0, 0xFFFFFFF)),
+    ),
+    max_size=40,
+)
+
+
+def encode(records, repeat: int = 1, channel: int = 0) -> tuple[bytes, list[tuple]]:
+    file = io.BytesIO()
+    expected = []
+    ticks = 5
+    with BlockWriter(file, channel) as writer:
+        for kind, gap, value, extra in records * repeat:
+            ticks += gap
+            if kind == "access":
+                writer.access(ticks, value, extra)
+            elif kind == "lost":
+                writer.lost(ticks, value)
+            else:
+                writer.mark(ticks, value, extra)
+            expected.append((kind, ticks, value, extra))
+    return file.getvalue(), expected
+
+
+def decode(path: Path, **options) -> list[tuple]:
+    """All records in order, as `encode` returns them."""
+    found = []
+    for chunk in BusReader(path, **options):
+        others = [(lost.position, "lost", lost.time_ticks, lost.count, None) for lost in chunk.lost]
+        others += [
+            (mark.position, "mark", mark.time_ticks, mark.code, mark.argument)
+            for mark in chunk.marks
+        ]
+        others.sort(key=lambda other: (other[0], other[2]))
+        rows = zip(chunk.time.tolist(), chunk.address.tolist(), chunk.write.tolist(), strict=True)
+        for position, row in enumerate(rows):
+            while others and others[0][0] <= position:
+                found.append(others.pop(0)[1:])
+            found.append(("access", *row))
+        found += [other[1:] for other in others]
+    return found
+
+
+def numpy_decode(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Accesses only, block by block with whole-array operations: the oracle."""
+    parts = []
+    for block in np.frombuffer(data, "<u8").reshape(-1, wire.BLOCK_WORDS):
+        count = int(block[-1] >> np.uint64(48) & np.uint64(0xFFF))
+        words = block[2 : 2 + count]
+        tag = words >> np.uint64(60)
+        delta = np.where(
+            tag == wire.Tag.ACCESS,
+            words >> np.uint64(36) & np.uint64(0x7FFFFF),
+            words >> np.uint64(36) & np.uint64(0xFFFFFF),
+        )
+        delta[tag == wire.Tag.TIME] = 0
+        since = np.cumsum(delta, dtype=np.uint64)
+        # Each absolute time replaces the sum so far.
+        absolute = np.flatnonzero(tag == wire.Tag.TIME)
+        base = np.full(count, block[1], np.uint64)
+        for at in absolute:
+            base[at:] = (words[at] & np.uint64((1 << 60) - 1)) - since[at]
+        rows = tag == wire.Tag.ACCESS
+        parts.append(
+            (
+                (base + since)[rows],
+                (words[rows] & np.uint64((1 << 36) - 1)) << np.uint64(3),
+                (words[rows] >> np.uint64(59) & np.uint64(1)).astype(bool),
+            )
+        )
+    return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(records=RECORDS.filter(bool), repeat=st.sampled_from([1, 7, 80]))
+def test_round_trip(tmp_path_factory, records, repeat):
+    data, expected = encode(records, repeat)
+    path = tmp_path_factory.mktemp("bus") / "bus.raw"
+    path.write_bytes(data)
+    assert len(data) % wire.BLOCK_BYTES == 0
+    assert decode(path) == expected
+
+    chunks = list(BusReader(path))
+    for i, column in enumerate(numpy_decode(data)):
+        got = np.concatenate([(c.time, c.address, c.write)[i] for c in chunks])
+        np.testing.assert_array_equal(got, column)
+
+
+def test_chunks_join(tmp_path):
+    records = [("access", 1 << 22, 8 * i, False) for i in range(3000)]
+    data, expected = encode(records)
+    (tmp_path / "bus").write_bytes(data)
+    reader = BusReader(tmp_path / "bus")
+    reader.chunk_blocks = 1
+    chunks = list(reader)
+    assert len(chunks) == 3
+    assert np.concatenate([c.time for c in chunks]).tolist() == [ticks for _, ticks, *_ in expected]
+
+
+def test_writer_refuses_time_running_backwards():
+    writer = BlockWriter(io.BytesIO())
+    writer.access(10, 0)
+    with pytest.raises(ValueError, match="backwards"):
+        writer.access(9, 0)
+
+
+@pytest.fixture
+def stream(tmp_path) -> Path:
+    """Three blocks, the last one partly filled."""
+    data, _ = encode([("access", 3, 8 * i, i % 2 == 0) for i in range(2500)])
+    path = tmp_path / "bus.0.raw"
+    path.write_bytes(data)
+    assert len(data) == 3 * wire.BLOCK_BYTES
+    return path
+
+
+def test_each_flipped_byte_is_noticed(stream):
+    """Every byte of a block with records, padding and check word."""
+    data = bytearray(stream.read_bytes()[-wire.BLOCK_BYTES :])
+    stream.write_bytes(data)
+    assert sum(chunk.time.size for chunk in BusReader(stream)) > 0
+    for at in range(wire.BLOCK_BYTES):
+        data[at] ^= 1 << at % 8
+        stream.write_bytes(data)
+        with pytest.raises(ParseError, match="block 0 at byte 0"):
+            list(BusReader(stream))
+        data[at] ^= 1 << at % 8
+
+
+@pytest.mark.parametrize("offset", [0, 5, 8, 16, 4000, 8190])
+def test_salvage_leaves_a_damaged_block_out(stream, offset):
+    whole = decode(stream)
+    data = bytearray(stream.read_bytes())
+    data[wire.BLOCK_BYTES + offset] ^= 0x40
+    stream.write_bytes(data)
+    with pytest.raises(ParseError, match=r"block 1 at byte 8192: .*--salvage"):
+        list(BusReader(stream))
+
+    (chunk,) = BusReader(stream, salvage=True)
+    (lost,) = chunk.lost
+    first = lost.position
+    assert (lost.count, lost.blocks) == (None, 1)
+    assert 0 < first < chunk.time.size
+    rows = list(zip(chunk.time.tolist(), chunk.address.tolist(), chunk.write.tolist(), strict=True))
+    kept = [row[1:] for row in whole]
+    assert rows == kept[:first] + kept[-(len(rows) - first) :]
+
+
+def test_salvage_counts_a_damaged_last_block(stream):
+    data = bytearray(stream.read_bytes())
+    data[-100] ^= 1
+    stream.write_bytes(data)
+    assert sum(lost.blocks for chunk in BusReader(stream, salvage=True) for lost in chunk.lost) == 1
+
+
+def test_wrong_record_count_under_a_right_checksum(stream):
+    """The check word's count is not covered by the CRC."""
+    words = np.frombuffer(stream.read_bytes(), "<u8").copy()
+    for change in (-1, 1):
+        broken = words.copy()
+        broken[-1] += np.uint64((1 << 64) + (change << 48) & (1 << 64) - 1)
+        stream.write_bytes(broken.tobytes())
+        with pytest.raises(ParseError, match="block 2 at byte 16384"):
+            list(BusReader(stream))
+        blocks = [lost.blocks for chunk in BusReader(stream, salvage=True) for lost in chunk.lost]
+        assert blocks == [1]
+
+
+def test_missing_block_is_counted_without_salvage(stream):
+    data = stream.read_bytes()
+    stream.write_bytes(data[: wire.BLOCK_BYTES] + data[2 * wire.BLOCK_BYTES :])
+    (chunk,) = BusReader(stream)
+    assert [(lost.count, lost.blocks) for lost in chunk.lost] == [(None, 1)]
+
+
+def test_swapped_blocks(stream):
+    data = stream.read_bytes()
+    one, two = data[: wire.BLOCK_BYTES], data[wire.BLOCK_BYTES : 2 * wire.BLOCK_BYTES]
+    stream.write_bytes(two + one)
+    with pytest.raises(ParseError, match="block 1 .*out of order"):
+        list(BusReader(stream))
+
+
+def test_time_running_backwards_between_blocks(stream):
+    words = np.frombuffer(stream.read_bytes(), "<u8").copy().reshape(3, -1)
+    words[1, wire.WORD_TIME] = 1
+    seal(words[1], wire.BLOCK_RECORDS_MAX)
+    stream.write_bytes(words.tobytes())
+    with pytest.raises(ParseError, match="block 1 .*backwards"):
+        list(BusReader(stream))
+
+
+def test_truncated_last_block(stream):
+    stream.write_bytes(stream.read_bytes()[:-1])
+    with pytest.raises(ParseError, match=r"truncated: block 2 at byte 16384 has 8191 of 8192"):
+        BusReader(stream)
+    for options in ({"salvage": True}, {"tail_may_be_cut": True}):
+        chunks = list(BusReader(stream, **options))
+        assert sum(lost.blocks for chunk in chunks for lost in chunk.lost) == 1
+
+
+@pytest.mark.parametrize(
+    ("header", "problem"),
+    [
+        (0x5055 << 48 | 1 << 44, "magic"),
+        (0x5054 << 48 | 2 << 44, "version 2"),
+        (0x5054 << 48 | 1 << 44 | 4 << 36, "channel 4"),
+    ],
+)
+def test_foreign_blocks(tmp_path, header, problem):
+    block = np.zeros(wire.BLOCK_WORDS, "<u8")
+    block[0] = header
+    seal(block, 0)
+    (tmp_path / "bus").write_bytes(block.tobytes())
+    with pytest.raises(ParseError, match=problem):
+        list(BusReader(tmp_path / "bus"))
+
+
+def test_empty_and_missing(tmp_path):
+    with pytest.raises(BadInput, match="no such file"):
+        BusReader(tmp_path / "bus")
+    (tmp_path / "bus").touch()
+    with pytest.raises(ParseError, match="empty"):
+        BusReader(tmp_path / "bus")
+
+
+def test_check_word_is_zlibs_crc(stream):
+    block = stream.read_bytes()[: wire.BLOCK_BYTES]
+    assert int.from_bytes(block[-8:-4], "little") == zlib.crc32(block[:-8])
