@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * A set-associative array of translations with true LRU replacement: each set is kept in order
- * of use, the most recent first, so the victim is the last way and hot entries are found first.
+ * of use, the most recent first and the empty ways last, so the victim is always the last way and
+ * hot entries are found first.
  *
  * Keys are one word, so that a way is tested with one XOR. The TLBs keep everything in the key;
  * the paging-structure caches also have a value, the table an entry points to.
@@ -63,6 +64,11 @@ static inline void assoc_free(struct assoc *a)
 	free(a->value);
 }
 
+static inline size_t assoc_entries(const struct assoc *a)
+{
+	return (size_t)(a->set_mask + 1) * a->ways;
+}
+
 static inline size_t assoc_set(const struct assoc *a, uint64_t index)
 {
 	return (index & a->set_mask) * a->ways;
@@ -95,20 +101,24 @@ static inline void assoc_touch(struct assoc *a, size_t set, unsigned way)
 /* Returns the key that had to leave: an invalid one as long as the set has room. */
 static inline uint64_t assoc_insert(struct assoc *a, size_t set, uint64_t key, uint64_t value)
 {
-	unsigned way = a->ways - 1;
-	uint64_t victim;
+	uint64_t victim = a->key[set + a->ways - 1];
 
-	for (unsigned i = 0; i < a->ways; i++) {
-		if (!(a->key[set + i] & KEY_VALID)) {
-			way = i;
-			break;
-		}
-	}
-	victim = a->key[set + way];
-	assoc_to_front(a->key + set, way, key);
+	assoc_to_front(a->key + set, a->ways - 1, key);
 	if (a->value)
-		assoc_to_front(a->value + set, way, value);
+		assoc_to_front(a->value + set, a->ways - 1, value);
 	return victim;
+}
+
+/* Keeps room at the end of the set. */
+static inline void assoc_remove(struct assoc *a, size_t set, unsigned way)
+{
+	unsigned last = a->ways - 1;
+
+	memmove(a->key + set + way, a->key + set + way + 1, (last - way) * sizeof(*a->key));
+	a->key[set + last] = 0;
+	if (a->value)
+		memmove(a->value + set + way, a->value + set + way + 1,
+			(last - way) * sizeof(*a->value));
 }
 
 #endif

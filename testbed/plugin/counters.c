@@ -19,11 +19,19 @@ static const char *const size_names[PAGE_SIZES] = {
 
 struct address_space *counters_space(struct counters *counters, uint32_t pgd_pfn)
 {
+	struct address_space **link = &counters->spaces;
 	struct address_space *space;
 
-	for (space = counters->spaces; space; space = space->next)
-		if (space->pgd_pfn == pgd_pfn)
-			return space;
+	while (*link && (*link)->pgd_pfn != pgd_pfn)
+		link = &(*link)->next;
+	space = *link;
+	if (space) {
+		/* The running process is found first. */
+		*link = space->next;
+		space->next = counters->spaces;
+		counters->spaces = space;
+		return space;
+	}
 	space = calloc(1, sizeof(*space));
 	if (!space)
 		abort();

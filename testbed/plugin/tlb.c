@@ -106,12 +106,10 @@ void tlb_fill(struct tlb *tlb, enum tlb_side side, uint64_t va, enum page_size s
 			array_insert(tlb->by_size[side][level][size], va, size, key);
 }
 
-static void array_drop(struct tlb_array *array, size_t index)
+static void array_remove(struct tlb_array *array, size_t set, unsigned way)
 {
-	uint64_t *key = &array->assoc.key[index];
-
-	array->live[(*key & KEY_SIZE) >> KEY_SIZE_SHIFT]--;
-	*key = 0;
+	array->live[(array->assoc.key[set + way] & KEY_SIZE) >> KEY_SIZE_SHIFT]--;
+	assoc_remove(&array->assoc, set, way);
 }
 
 void tlb_flush_page(struct tlb *tlb, uint64_t va, unsigned pcid, bool global)
@@ -127,26 +125,28 @@ void tlb_flush_page(struct tlb *tlb, uint64_t va, unsigned pcid, bool global)
 
 			if (!array->live[size])
 				continue;
-			for (unsigned way = 0; way < array->assoc.ways; way++) {
+			for (unsigned way = array->assoc.ways; way-- > 0;) {
 				uint64_t key = array->assoc.key[set + way];
 
 				if (key_matches(key, want) && (global || !(key & KEY_GLOBAL)))
-					array_drop(array, set + way);
+					array_remove(array, set, way);
 			}
 		}
 	}
 }
 
-/* Drops every key with (key & mask) == want. */
+/* Removes every key with (key & mask) == want. */
 static void flush_matching(struct tlb *tlb, uint64_t mask, uint64_t want)
 {
 	for (unsigned i = 0; i < tlb->arrays; i++) {
 		struct tlb_array *array = &tlb->array[i];
-		size_t entries = (size_t)(array->assoc.set_mask + 1) * array->assoc.ways;
 
-		for (size_t index = 0; index < entries; index++)
+		for (size_t index = assoc_entries(&array->assoc); index-- > 0;) {
+			unsigned way = index % array->assoc.ways;
+
 			if ((array->assoc.key[index] & mask) == want)
-				array_drop(array, index);
+				array_remove(array, index - way, way);
+		}
 	}
 }
 

@@ -33,11 +33,13 @@ static void psc_flush_matching(struct psc *psc, uint64_t mask, uint64_t want)
 {
 	for (int i = 0; i < PSC_LEVELS; i++) {
 		struct assoc *cache = &psc->level[i];
-		size_t entries = (size_t)(cache->set_mask + 1) * cache->ways;
 
-		for (size_t index = 0; index < entries; index++)
+		for (size_t index = assoc_entries(cache); index-- > 0;) {
+			unsigned way = index % cache->ways;
+
 			if ((cache->key[index] & mask) == want)
-				cache->key[index] = 0;
+				assoc_remove(cache, index - way, way);
+		}
 	}
 }
 
