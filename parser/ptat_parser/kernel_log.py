@@ -361,9 +361,9 @@ def _scan_cpu(path: Path, number: int, layout: _Layout) -> tuple[_Cpu, int]:
         )
     stats = _read_stats(path.with_suffix(".stats"))
     read = stats.get("read events")
-    if read is not None and read > n:
+    if read is not None and read != n:
         raise ParseError(
-            f"{path}: truncated: {n} of the {read} events that the kernel wrote",
+            f"{path}: truncated or damaged: {n} events, of which the kernel wrote {read}",
             "restore the file, or record again",
         )
     dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))

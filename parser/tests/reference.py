@@ -150,7 +150,9 @@ class Reference:
 
     # Accesses -----------------------------------------------------------------------------------
 
-    def access(self, ticks: int, address: int, write: bool, following: tuple[int, int] | None) -> None:
+    def access(
+        self, ticks: int, address: int, write: bool, following: tuple[int, int] | None
+    ) -> None:
         """`following`: ticks and address of the next access, if that is a read."""
         at = self.locate(address)
         if at is None or (address - self.base < self.marker_bytes and not write):

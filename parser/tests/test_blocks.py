@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from ptat_parser import wire
 from ptat_parser.blocks import BlockWriter, BusReader, seal
 from ptat_parser.errors import BadInput, ParseError

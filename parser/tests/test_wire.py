@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from ptat_parser import truth, wire
 
 PARSER = Path(__file__).parent.parent

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import random
+import struct
+
+import numpy as np
+import pytest
+import synthetic
+from conftest import flip
+
+from ptat_parser import kernel_log
+from ptat_parser.errors import ParseError
+from ptat_parser.kernel_log import read_kernel_log
+
+PAGE = 4096
+
+
+def marker(seq: int, cookie: int = 9) -> bytes:
+    return synthetic.event_bytes("ptat_marker", {"seq": seq, "cookie": cookie})
+
+
+def record(payload: bytes, delta: int = 0) -> bytes:
+    return struct.pack("<I", len(payload) // 4 | delta << 5) + payload
+
+
+def page(data: bytes, time: int = 1000, flags: int = 0) -> bytes:
+    return (struct.pack("<QQ", time, len(data) | flags) + data).ljust(PAGE, b"\0")
+
+
+@pytest.fixture
+def log(session):
+    """A kernel directory whose cpu0.raw a test replaces; the counters fit any content."""
+    directory = session(steps=1) / "kernel"
+
+    def replace(data: bytes, **stats: int):
+        (directory / "cpu0.raw").write_bytes(data)
+        text = "".join(f"{name.replace('_', ' ')}: {value}\n" for name, value in stats.items())
+        (directory / "cpu0.stats").write_text(text)
+        return read_kernel_log(directory)
+
+    return replace
+
+
+@pytest.mark.parametrize("cpus", [1, 4])
+def test_everything_logged_is_read(tmp_path, cpus):
+    machine = synthetic.Machine(3, cpus=cpus, granularity=64, entries=True).run(400)
+    log = read_kernel_log(machine.write(tmp_path / "s") / "kernel")
+    assert len(log.tables) + len(log.timed) == sum(map(len, machine.log))
+    assert log.tables["seq"].tolist() == list(range(1, machine.seq + 1))
+    assert (log.lost_events, log.lost_seqs) == (0, 0)
+    assert np.all(np.diff(log.timed["time"].astype(np.int64)) >= 0)
+
+    names = {synthetic.EVENT_ID[name]: name for name in synthetic.EVENTS}
+    by_seq = {row["seq"]: row for row in log.tables}
+    for cpu, events in enumerate(machine.log):
+        for time, payload in events:
+            name = names[struct.unpack_from("<H", payload)[0]]
+            if name in synthetic.UNMARKED:
+                continue
+            row = by_seq[struct.unpack_from("<Q", payload, 8)[0]]
+            assert (row["time"], row["cpu"]) == (time, cpu)
+            assert kernel_log.TABLE_KINDS[row["kind"]] == name
+            for field, _, offset, size, _ in synthetic.EVENTS[name]:
+                if field == "comm[16]":
+                    assert row["comm"] == payload[offset : offset + size].rstrip(b"\0")
+                else:
+                    value = int.from_bytes(payload[offset : offset + size], "little")
+                    assert row[field] == value
+
+
+def test_faults_and_entries(tmp_path):
+    machine = synthetic.Machine(granularity=64, entries=True)
+    mm = machine.exec()
+    machine.access(mm, 0x5000, write=True)
+    log = read_kernel_log(machine.write(tmp_path / "s") / "kernel")
+    fault, entry = log.timed
+    assert (fault["kind"], fault["mm"], fault["va"]) == (kernel_log.FAULT, mm.id, 0x5000)
+    assert (entry["kind"], entry["va"], entry["entry"]) == (kernel_log.ENTRY_SET, 0x5000, 0x67)
+    assert entry["slot_pa"] == machine.slot(machine.pte(mm, 0), 5)
+
+
+def test_times(log):
+    """Deltas, extended deltas, absolute times, their highest bits; padding ends the page."""
+    start = (3 << 59) + 1000
+    data = record(marker(1), 5)
+    data += struct.pack("<II", 30 | 7 << 5, 2) + record(marker(2), 1)
+    absolute = 1 << 58 | 12345
+    data += struct.pack("<II", 31 | (absolute & (1 << 27) - 1) << 5, absolute >> 27)
+    data += record(marker(3), 2)
+    wrapped = 77  # less than before: the low 59 bits have overflowed
+    data += struct.pack("<II", 31 | wrapped << 5, 0) + record(marker(4))
+    data += struct.pack("<I", 29) + record(marker(5))
+    found = log(page(data, start), read_events=4).tables
+    assert found["seq"].tolist() == [1, 2, 3, 4]
+    high = 3 << 59
+    assert found["time"].tolist() == [
+        start + 5,
+        start + 5 + (2 << 27) + 7 + 1,
+        high + absolute + 2,
+        (4 << 59) + 77,
+    ]
+
+
+def test_discarded_and_long_events(log):
+    discarded = struct.pack("<II", 29 | 1 << 5, 8) + b"\xff" * 4
+    payload = marker(2).ljust(200, b"\0")
+    long = struct.pack("<II", 3 << 5, len(payload) + 4) + payload
+    found = log(page(record(marker(1)) + discarded + long), read_events=2).tables
+    assert found["seq"].tolist() == [1, 2]
+    assert found["time"].tolist() == [1000, 1003]
+
+
+def test_missed_events_are_counted(log):
+    stored = page(record(marker(1)), flags=3 << 30)
+    at = 16 + len(record(marker(1)))
+    stored = stored[:at] + struct.pack("<Q", 41) + stored[at + 8 :]
+    uncounted = page(record(marker(9)), flags=1 << 31)
+    found = log(stored + uncounted, read_events=2)
+    assert found.lost_events == 42
+    assert found.lost_seqs == 7
+    assert found.tables["seq"].tolist() == [1, 9]
+
+
+def test_overrun_counters(log):
+    found = log(page(record(marker(1))), read_events=1, overrun=5, dropped_events=2)
+    assert found.lost_events == 7
+
+
+def test_dynamic_comm(log, tmp_path):
+    formats = tmp_path / "session" / "kernel" / "formats" / "ptat_mm_attach"
+    text = formats.read_text()
+    fixed = "field:char comm[16];\toffset:37;\tsize:16;"
+    assert fixed in text
+    formats.write_text(text.replace(fixed, "field:__data_loc char[] comm;\toffset:40;\tsize:4;"))
+    payload = bytearray(60)
+    payload[:40] = synthetic.event_bytes(
+        "ptat_mm_attach", {"seq": 1, "mm": 1, "pgd": 0, "tgid": 7, "why": 2, "comm": ""}
+    )[:40]
+    struct.pack_into("<I", payload, 40, 6 << 16 | 48)
+    payload[48:54] = b"hello\0"
+    (row,) = log(page(record(bytes(payload))), read_events=1).tables
+    assert (row["comm"], row["tgid"]) == (b"hello", 7)
+
+
+def test_offsets_come_from_the_formats(log, tmp_path):
+    formats = tmp_path / "session" / "kernel" / "formats" / "ptat_marker"
+    formats.write_text(
+        formats.read_text()
+        .replace("u64 seq;\toffset:8;\tsize:8;", "u32 seq;\toffset:16;\tsize:4;")
+        .replace("u64 cookie;\toffset:16;", "u64 cookie;\toffset:8;")
+    )
+    payload = marker(0)[:8] + struct.pack("<QII", 4, 6, 0xDEAD)
+    (row,) = log(page(record(payload)), read_events=1).tables
+    assert (row["seq"], row["cookie"]) == (6, 4)
+
+
+def test_repeated_seq(log):
+    with pytest.raises(ParseError, match="one sequence number"):
+        log(page(record(marker(1)) + record(marker(1), 4)), read_events=2)
+
+
+def test_empty_log(log):
+    found = log(b"", read_events=0)
+    assert (len(found.tables), found.lost_events) == (0, 0)
+
+
+def test_truncated(session):
+    directory = session(steps=300) / "kernel"
+    raw = directory / "cpu0.raw"
+    data = raw.read_bytes()
+    raw.write_bytes(data[:-100])
+    with pytest.raises(ParseError, match=r"cpu0.raw: truncated: \d+ bytes are not a multiple"):
+        read_kernel_log(directory)
+    raw.write_bytes(data[:-PAGE])
+    with pytest.raises(ParseError, match=r"cpu0.raw: truncated or damaged: \d+ events, of"):
+        read_kernel_log(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", "kernel: missing"),
+        ("cpu0.raw", "no cpuN.raw"),
+        ("cpu0.stats", "cpu0.stats: missing"),
+        ("formats/header_page", "header_page: missing"),
+        ("formats/header_event", "header_event: missing"),
+        ("formats/ptat_table_link", "no format of ptat_table_link"),
+    ],
+)
+def test_missing_files(session, name, message):
+    directory = session(steps=5) / "kernel"
+    (directory / name).rename(directory.parent / "away")
+    with pytest.raises(ParseError, match=message):
+        read_kernel_log(directory)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ptat_marker", "not the format of a trace event"),
+        ("header_page", "no field"),
+        ("header_event", "cannot read"),
+    ],
+)
+def test_damaged_formats(session, name, message):
+    directory = session(steps=5) / "kernel"
+    (directory / "formats" / name).write_text("garbage\n")
+    with pytest.raises(ParseError, match=message):
+        read_kernel_log(directory)
+
+
+def test_another_ring_buffer(session):
+    directory = session(steps=5) / "kernel"
+    file = directory / "formats" / "header_event"
+    file.write_text(file.read_text().replace("== 30", "== 28"))
+    with pytest.raises(ParseError, match="cannot read"):
+        read_kernel_log(directory)
+
+
+def test_flipped_bytes_never_crash(session):
+    """A damaged page is an error or other events, never a traceback or an endless loop."""
+    raw = session(steps=200) / "kernel" / "cpu0.raw"
+    whole = raw.read_bytes()
+    choose = random.Random(1)
+    errors = 0
+    for _ in range(300):
+        flip(raw, choose.randrange(len(whole)), 1 << choose.randrange(8))
+        try:
+            read_kernel_log(raw.parent)
+        except ParseError as error:
+            assert "cpu0.raw" in str(error) or "sequence number" in str(error)
+            errors += 1
+        raw.write_bytes(whole)
+    assert errors > 3
+
+
+def test_commit_beyond_the_page(log):
+    with pytest.raises(ParseError, match="page 0 at byte 0: damaged"):
+        log(struct.pack("<QQ", 1, 4081).ljust(PAGE, b"\0"), read_events=0)

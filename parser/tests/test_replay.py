@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import random
+
+import numpy as np
+import pytest
+import synthetic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import Reference, classify
+
+from ptat_parser import clock, kernel_log, markers
+from ptat_parser import replay as replaying
+from ptat_parser.blocks import BusReader
+from ptat_parser.kernel_log import TableEvent
+from ptat_parser.results import parse
+from ptat_parser.session import Session
+from ptat_parser.survey import survey
+
+GIB = 1 << 30
+
+
+def replay(path, chunk_blocks: int = 1024):
+    """What the compiled replay says, and all that it was given."""
+    session = Session(path)
+    log = kernel_log.read_kernel_log(session.kernel_path)
+    reader = BusReader(session.bus_path)
+    reader.chunk_blocks = chunk_blocks
+    found = survey(reader, session.region)
+    placement = markers.place(log.tables, found.stores, session.region.marker_slots, 2.6)
+    fitted = clock.fit(
+        found.stores.time_ticks[placement.store],
+        log.tables["time"][placement.event],
+        session.channel.tick_hz,
+        session.kernel.tsc_hz,
+    )
+    parts = []
+    done = replaying.replay(
+        session, reader, log, placement, fitted, parts.append, faults=True, entries=False
+    )
+    records = [row for part in parts for row in zip(*(c.tolist() for c in part), strict=True)]
+    mms = [mm.id for mm in done.rpt.mms]
+    rows = []
+    for ticks, number, what in records:
+        range_ = done.rpt.ranges[done.pages[number, replaying.P_RANGE]]
+        size = 4096 if range_.level == 1 else 2 << 20
+        va = range_.base + int(done.pages[number, replaying.P_ENTRY]) * size
+        rows.append((ticks, what, mms[range_.mm], va, size))
+    return session, log, reader, placement, fitted, done, rows
+
+
+def reference_of(session, log, reader, placement, fitted):
+    region = session.region
+    accesses, steps = [], []
+    for chunk in reader:
+        steps += [(len(accesses) + lost.position, 1, None) for lost in chunk.lost]
+        accesses += zip(
+            chunk.time.tolist(), chunk.address.tolist(), chunk.write.tolist(), strict=True
+        )
+    ticks = fitted.to_ticks(log.tables["time"]).tolist()
+    times = [access[0] for access in accesses]
+    late = []
+    for row, position, at in zip(
+        log.tables.tolist(), placement.position.tolist(), ticks, strict=True
+    ):
+        event = TableEvent._make(row)
+        if position == markers.BY_TIME:
+            late.append((int(np.searchsorted(times, at)), at, event))
+        else:
+            steps.append((position, 0, event))
+    # At one position: events with a marker, then late ones by time, then losses.
+    steps = [(p, order, 0, event) for p, order, event in steps]
+    steps += [(p, 0.5, at, event) for p, at, event in late]
+    steps.sort(key=lambda step: step[:3])
+    faults = log.timed[log.timed["kind"] == kernel_log.FAULT]
+    fault_ticks = (fitted.to_ticks(faults["time"]) + np.uint64(1)).tolist()
+    reference = Reference(
+        region.base,
+        region.size_bytes,
+        region.marker_slots * region.marker_stride_bytes,
+        session.board.granularity_bytes,
+    )
+    return classify(
+        reference,
+        accesses,
+        [(step[0], step[3]) for step in steps],
+        list(zip(fault_ticks, faults["mm"].tolist(), faults["va"].tolist(), strict=True)),
+    )
+
+
+def add_losses(machine: synthetic.Machine, choose: random.Random) -> None:
+    """Drop runs of accesses, markers among them."""
+    kept: list = []
+    rest = list(machine.bus)
+    while rest:
+        n = choose.randrange(1, 200)
+        kept += rest[:n]
+        dropped, rest = rest[n : n + choose.randrange(1, 30)], rest[n:]
+        rest = rest[len(dropped) :]
+        if dropped:
+            kept.append((dropped[-1][0], None, len(dropped)))
+    machine.bus = kept
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    steps=st.integers(1, 200),
+    granularity=st.sampled_from([8, 32, 64]),
+    levels=st.sampled_from(["pte", "pte+pmd"]),
+    lossy=st.booleans(),
+    chunk_blocks=st.sampled_from([1, 1024]),
+)
+def test_compiled_replay_equals_the_reference(
+    tmp_path_factory, seed, steps, granularity, levels, lossy, chunk_blocks
+):
+    machine = synthetic.Machine(seed, granularity, levels=levels).run(steps)
+    if lossy:
+        add_losses(machine, random.Random(seed))
+    path = machine.write(tmp_path_factory.mktemp("replay") / "s")
+    *given_to_it, done, rows = replay(path, chunk_blocks)
+    reference = reference_of(*given_to_it)
+    assert rows == [(r.ticks, r.kind, r.mm, r.va, r.size) for r in reference.records]
+    assert int(done.counters[replaying.UNEXPLAINED]) == len(reference.unexplained)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    steps=st.integers(1, 250),
+    granularity=st.sampled_from([8, 32, 64]),
+    levels=st.sampled_from(["pte", "pte+pmd"]),
+    cpus=st.integers(1, 4),
+)
+def test_misses_are_those_that_the_machine_had(
+    tmp_path_factory, seed, steps, granularity, levels, cpus
+):
+    machine = synthetic.Machine(seed, granularity, levels=levels, cpus=cpus).run(steps)
+    path = machine.write(tmp_path_factory.mktemp("replay") / "s")
+    *_, done, rows = replay(path)
+    entries = granularity // 8
+    assert [(t, mm, va, size) for t, kind, mm, va, size in rows if kind == replaying.MISS] == [
+        (t, mm, va // (size * entries) * size * entries, size)
+        for t, mm, va, size in machine.expected
+    ]
+    assert done.counters[replaying.UNEXPLAINED] == 0
+    assert done.counters[replaying.FAULTS_UNMATCHED] == 0
+
+
+def kinds_and_pages(path):
+    rows = replay(path)[-1]
+    return [(what, mm, va) for _, what, mm, va, _ in rows]
+
+
+def test_a_page_of_the_region_used_again(tmp_path):
+    """Reads go to the owner of their time, and a page met again keeps its number."""
+    machine = synthetic.Machine(region_pages=2)
+    first = machine.exec()
+    machine.set_pte(first, 0x5000, True)
+    machine.access(first, 0x5000)
+    machine.exit(first)
+    second = machine.exec()
+    machine.set_pte(second, 0x40_5000, True)
+    machine.access(second, 0x40_5000)
+    table = machine.pte(second, 0x40_0000)
+    machine.unmap(second, 0x40_0000)
+    machine.set_pte(second, 0x40_5000, True)
+    assert machine.pte(second, 0x40_0000).pa == table.pa
+    machine.access(second, 0x40_5000)
+    results = parse(machine.write(tmp_path / "s"))
+    pages = results.pages()
+    rows = zip(*(pages[c].to_pylist() for c in ("mm", "vaddr", "misses")), strict=True)
+    assert [row for row in rows if row[2]] == [(1, 0x5000, 1), (2, 0x40_5000, 2)]
+
+
+@pytest.mark.parametrize("levels", ["pte", "pte+pmd"])
+def test_tables_move_with_their_parent(tmp_path, levels):
+    machine = synthetic.Machine(levels=levels)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    machine.access(mm, 0x5000)
+    machine.move(mm, 0, 5 * GIB)
+    machine.access(mm, 5 * GIB + 0x5000)
+    machine.move(mm, 5 * GIB, 0)
+    machine.access(mm, 0x5000)
+    results = parse(machine.write(tmp_path / "s"))
+    pages = results.pages()
+    misses = {
+        (size, va): n
+        for size, va, n in zip(
+            *(pages[c].to_pylist() for c in ("page_size_bytes", "vaddr", "misses")), strict=True
+        )
+        if n
+    }
+    assert misses == {(4096, 0x5000): 2, (4096, 5 * GIB + 0x5000): 1}
+
+
+def test_stale_reads_belong_to_the_old_owner(tmp_path):
+    """Between a table's free and its page's next link, a walk through a stale entry."""
+    machine = synthetic.Machine()
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    table = machine.pte(mm, 0)
+    machine._free(mm, table)
+    machine.access_bus(table.pa + 8 * 5, False)
+    machine.event("ptat_table_alloc", mm=mm.id, pa=table.pa, va=0, level=1)
+    machine.access_bus(table.pa + 8 * 5, False)
+    assert kinds_and_pages(machine.write(tmp_path / "s")) == [
+        (replaying.MISS, mm.id, 0x5000),
+        (replaying.FAULT, mm.id, 0x5000),
+    ]
+
+
+def test_copy_on_write_fault(tmp_path):
+    """The faulted walk is the last read before the event, not the load before nor the retry."""
+    machine = synthetic.Machine(granularity=64)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, False)
+    machine.access(mm, 0x5000)
+    machine.access(mm, 0x5000, write=True)
+    what = [kind for kind, _, va in kinds_and_pages(machine.write(tmp_path / "s")) if va == 0]
+    pte_reads = [kind for kind in what if kind != replaying.PMD_READ]
+    assert pte_reads == [replaying.MISS, replaying.FAULT, replaying.MISS]
+
+
+def test_span_follows_the_mapped_entries(tmp_path):
+    machine = synthetic.Machine(granularity=64, entries=True)
+    mm = machine.exec()
+    machine.set_pte(mm, 0xA000, True)
+    machine.access(mm, 0xA000)
+    machine.set_pte(mm, 0x1D000, True)
+    machine.set_pte(mm, 0x1F000, True)
+    machine.access(mm, 0x1F000)
+    machine.set_pte(mm, 0x20000, True)
+    machine.clear_pte(mm, 0x20000)
+    machine.set_pte(mm, 0x22000, True)
+    machine.access(mm, 0x22000)
+    machine.set_huge(mm, GIB + (3 << 21), True)
+    machine.access(mm, GIB + (3 << 21))
+    pages = parse(machine.write(tmp_path / "s")).pages()
+    columns = (pages[c].to_pylist() for c in ("vaddr", "span", "misses"))
+    spans = {va: span for va, span, misses in zip(*columns, strict=True) if misses}
+    assert spans == {0xA000: 1, 0x1D000: 3, 0x22000: 1, GIB + (3 << 21): 1}
+
+
+def test_span_is_the_whole_line_without_entry_events(tmp_path):
+    machine = synthetic.Machine(granularity=64)
+    mm = machine.exec()
+    machine.set_pte(mm, 0xA000, True)
+    machine.access(mm, 0xA000)
+    pages = parse(machine.write(tmp_path / "s")).pages()
+    rows = zip(*(pages[c].to_pylist() for c in ("vaddr", "span", "misses")), strict=True)
+    assert [row for row in rows if row[2]] == [(0x8000, 8, 1)]
+
+
+def test_reads_that_nothing_explains(tmp_path):
+    machine = synthetic.Machine(region_pages=4)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    in_markers = synthetic.REGION_BASE + 64
+    of_free_page = synthetic.REGION_BASE + machine.region_bytes - 4096 * 4
+    outside = synthetic.REGION_BASE + machine.region_bytes
+    free = [pa for pa in machine.free if pa >= of_free_page]
+    for address in (in_markers, free[0], outside):
+        machine.access_bus(address, False)
+    machine.access_bus(free[0], True)
+    unexplained = parse(machine.write(tmp_path / "s")).summary["unexplained"]
+    assert (unexplained["reads"], unexplained["stores"]) == (3, 1)
+    assert [(e["address"], e["reason"]) for e in unexplained["examples"]] == [
+        (in_markers, "in the marker area"),
+        (free[0], "of a page that holds no table"),
+        (outside, "outside the region"),
+    ]
+
+
+def test_untraced_tables_are_told(tmp_path):
+    """The region was full: such a table has no physical address of ours."""
+    machine = synthetic.Machine()
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    slot = machine.slot(machine.pmd(mm, 0), 7)
+    machine.event("ptat_table_alloc", mm=mm.id, pa=0, va=0, level=1)
+    machine.event("ptat_table_link", mm=mm.id, pa=0x1234000, slot_pa=slot, va=7 << 21, level=1)
+    machine.store(slot)
+    machine.access_bus(slot, False)
+    machine.event("ptat_table_free", mm=mm.id, pa=0x1234000, level=1)
+    results = parse(machine.write(tmp_path / "s"))
+    (process,) = results.summary["processes"]
+    assert process["untraced_tables"] == 1
+    assert (process["untraced_bytes"], process["traced_bytes"]) == (2 << 20, 2 << 20)
+    assert results.summary["totals"]["pmd_reads"] == 1
+
+
+def test_held_back_records_keep_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(replaying, "HELD_BACK", 50)
+    machine = synthetic.Machine(5).run(300)
+    path = machine.write(tmp_path / "s")
+    *given_to_it, _, rows = replay(path, chunk_blocks=1)
+    reference = reference_of(*given_to_it)
+    assert [row[0] for row in rows] == [record.ticks for record in reference.records]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import json
+
+import pytest
+
+from ptat_parser.errors import SessionError
+from ptat_parser.session import Session
+
+
+@pytest.fixture
+def described(session):
+    """A session, and a function that changes its description and returns the error it gives."""
+    path = session(steps=5)
+    file = path / "session.json"
+
+    def error_after(change) -> str:
+        fields = json.loads(file.read_text())
+        change(fields)
+        file.write_text(json.dumps(fields))
+        with pytest.raises(SessionError) as caught:
+            Session(path)
+        return str(caught.value)
+
+    return path, error_after
+
+
+def test_reads_what_was_written(session):
+    described = Session(session(steps=5, granularity=64))
+    assert described.complete
+    assert described.board.granularity_bytes == 64
+    assert described.region.base == 0x4000_0000
+    assert described.kernel.tsc_hz == 2_600_000_000
+    assert described.command.argv == ["prog"]
+    assert described.bus_path.exists()
+
+
+def test_not_a_session(tmp_path):
+    with pytest.raises(SessionError, match="no such session"):
+        Session(tmp_path / "nothing")
+    with pytest.raises(SessionError, match="not a session: it has no session.json"):
+        Session(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+def test_truncated_description(session, size):
+    file = session(steps=5) / "session.json"
+    file.write_text(file.read_text()[:size])
+    with pytest.raises(SessionError, match="truncated or damaged"):
+        Session(file.parent)
+
+
+def test_binary_description(session):
+    file = session(steps=5) / "session.json"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SessionError, match="truncated or damaged"):
+        Session(file.parent)
+
+
+CHANGES = [
+    (lambda d: d.update(version=2), "version 2; this ptat reads version 1"),
+    (lambda d: d.update(format="perf"), "not a session's description"),
+    (lambda d: d["region"].pop("base"), "missing required field `base` - at `$.region`"),
+    (lambda d: d["region"].update(base="0x40"), "Expected `int`, got `str` - at `$.region.base`"),
+    (lambda d: d["kernel"].update(tsc_hz=0), "$.kernel.tsc_hz"),
+    (lambda d: d["board"].update(granularity_bytes=12), "granularity of 12 bytes"),
+    (lambda d: d["board"].update(walk_reads="some"), "walk_reads is 'some'"),
+    (lambda d: d["board"].update(channels=[]), "0 capture channels"),
+    (lambda d: d["region"].update(levels="pmd"), "levels is 'pmd'"),
+    (lambda d: d["region"].update(size_bytes=4096), "smaller than its markers"),
+    (lambda d: d["region"].update(base=4095), "whole number of pages"),
+    (lambda d: d["region"].update(marker_stride_bytes=4), "share one bus address"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES, ids=[text for _, text in CHANGES])
+def test_wrong_description(described, change, message):
+    _, error_after = described
+    assert message in error_after(change)
+
+
+def test_recording_that_never_began(described):
+    _, error_after = described
+
+    def never(fields):
+        fields.update(complete=False, incomplete_reason="no QEMU", region={}, kernel={}, board={})
+
+    assert "nothing was recorded: no QEMU" in error_after(never)
+
+
+def test_unknown_keys_are_ignored(described):
+    path, _ = described
+    fields = json.loads((path / "session.json").read_text())
+    fields["board"]["colour"] = "green"
+    (path / "session.json").write_text(json.dumps(fields))
+    assert Session(path).board.name == "synthetic"
