@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Replay written for clarity alone: dictionaries, no arrays, no chunks. The oracle of the fast one."""
+"""Replay written for clarity alone: no arrays, no chunks. The oracle of the fast one."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field

@@ -184,6 +184,7 @@ class Machine:
         cpus: int = 1,
         levels: str = "pte+pmd",
         entries: bool = False,
+        psc: bool = True,
     ) -> None:
         self.rng = random.Random(seed)
         self.granularity = granularity
@@ -191,6 +192,7 @@ class Machine:
         self.cpus = cpus
         self.levels = levels
         self.entries = entries
+        self.psc = psc
         self.free = [REGION_BASE + (16 + i) * 4096 for i in range(region_pages)]
         self.now = 1000
         self.seq = 0
@@ -399,7 +401,7 @@ class Machine:
             self._truth(mm, va, 30, self.now, truth.Flag.FAULT)
             self.now += 1
             return False
-        table = mm.psc.get(va >> 21)
+        table = mm.psc.get(va >> 21) if self.psc else None
         in_region = truth.Flag(0)
         if table is None:
             index = va >> 21 & 511
@@ -559,7 +561,7 @@ class Machine:
             "board": {
                 "name": "synthetic",
                 "granularity_bytes": self.granularity,
-                "walk_reads": "psc",
+                "walk_reads": "psc" if self.psc else "all",
                 "channels": [{"index": 0, "file": "bus.0.raw", "tick_hz": TICK_HZ}],
             },
             "region": {

@@ -196,7 +196,7 @@ def test_swapped_blocks(stream):
     data = stream.read_bytes()
     one, two = data[: wire.BLOCK_BYTES], data[wire.BLOCK_BYTES : 2 * wire.BLOCK_BYTES]
     stream.write_bytes(two + one)
-    with pytest.raises(ParseError, match="block 1 .*out of order"):
+    with pytest.raises(ParseError, match=r"block 1 .*out of order"):
         list(BusReader(stream))
 
 
@@ -205,7 +205,7 @@ def test_time_running_backwards_between_blocks(stream):
     words[1, wire.WORD_TIME] = 1
     seal(words[1], wire.BLOCK_RECORDS_MAX)
     stream.write_bytes(words.tobytes())
-    with pytest.raises(ParseError, match="block 1 .*backwards"):
+    with pytest.raises(ParseError, match=r"block 1 .*backwards"):
         list(BusReader(stream))
 
 

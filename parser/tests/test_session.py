@@ -37,7 +37,7 @@ def test_reads_what_was_written(session):
 def test_not_a_session(tmp_path):
     with pytest.raises(SessionError, match="no such session"):
         Session(tmp_path / "nothing")
-    with pytest.raises(SessionError, match="not a session: it has no session.json"):
+    with pytest.raises(SessionError, match="not a session: it has no"):
         Session(tmp_path)
 
 

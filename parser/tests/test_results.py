@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import synthetic
+from conftest import flip
+from ptat_parser import load, parse, results
+from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
+
+
+def test_files_and_columns(session):
+    path = session(steps=200)
+    found = parse(path)
+    misses = pq.read_table(path / "results" / "misses")
+    assert misses.schema.equals(pa.schema([("time", pa.int64()), ("page", pa.uint32())]))
+    other = pq.read_table(path / "results" / "other")
+    assert other.schema.names == ["time", "page", "kind"]
+    assert set(other["kind"].to_pylist()) == {1, 2}
+    pages = pq.read_table(path / "results" / "pages.parquet")
+    assert pages.schema.names == [
+        "page",
+        "mm",
+        "tgid",
+        "comm",
+        "vaddr",
+        "page_size_bytes",
+        "span",
+        "misses",
+        "faulted",
+        "first_ns",
+        "last_ns",
+    ]
+    assert json.loads((path / "results" / "summary.json").read_text()) == found.summary
+
+    assert pages["page"].to_pylist() == list(range(len(pages)))
+    by_page = np.bincount(misses["page"].to_numpy(), minlength=len(pages))
+    assert pages["misses"].to_pylist() == by_page.tolist()
+    faulted = other["page"].to_numpy()[other["kind"].to_numpy() == 1]
+    by_page = np.bincount(faulted, minlength=len(pages))
+    assert pages["faulted"].to_pylist() == by_page.tolist()
+    assert found.summary["totals"]["misses"] == len(misses)
+    assert sum(p["misses"] for p in found.summary["processes"]) == len(misses)
+    assert np.all(np.diff(misses["time"].to_numpy()) > 0)
+
+
+def test_times_are_the_kernels(tmp_path):
+    machine = synthetic.Machine(4).run(100)
+    found = parse(machine.write(tmp_path / "s"))
+    (time, _), *_ = found.misses()
+    start_ns = synthetic.TSC_START * 1e9 / synthetic.TSC_HZ
+    expected = [start_ns + ticks for ticks, *_ in machine.expected]
+    # The clocks are tied by events that are logged at least 100 ns after their stores.
+    assert np.abs(time - expected - 100).max() < 30
+
+
+def test_encodings(session):
+    path = session(steps=200)
+    parse(path)
+    columns = pq.ParquetFile(path / "results" / "misses" / "part-00000.parquet").metadata.row_group(
+        0
+    )
+    assert "DELTA_BINARY_PACKED" in columns.column(0).encodings
+    assert "BYTE_STREAM_SPLIT" in columns.column(1).encodings
+    assert columns.column(1).compression == "ZSTD"
+
+
+def test_parts(session, monkeypatch):
+    monkeypatch.setattr(results, "PART_ROWS", 100)
+    monkeypatch.setattr(results.replaying, "HELD_BACK", 20)
+    monkeypatch.setattr("ptat_parser.blocks.CHUNK_BLOCKS", 1)
+    path = session(steps=2000)
+    found = parse(path)
+    assert len(list((path / "results" / "misses").iterdir())) > 3
+    assert sum(time.size for time, _ in found.misses()) == found.summary["totals"]["misses"]
+
+
+def test_counts_only(session):
+    path = session(steps=100)
+    counted = parse(path, counts_only=True)
+    assert sorted(p.name for p in (path / "results").iterdir()) == ["pages.parquet", "summary.json"]
+    with pytest.raises(BadInput, match="counts only"):
+        list(counted.misses())
+    assert counted.summary == parse(path).summary
+
+
+def test_load_parses_once(session):
+    path = session(steps=20)
+    first = load(path)
+    made = (path / "results" / "summary.json").stat().st_mtime_ns
+    assert load(path).summary == first.summary
+    assert (path / "results" / "summary.json").stat().st_mtime_ns == made
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": "ptat-results", "version": 0}'])
+def test_load_makes_unusable_results_again(session, content):
+    path = session(steps=20)
+    whole = load(path).summary
+    (path / "results" / "summary.json").write_text(content)
+    assert load(path).summary == whole
+
+
+def test_load_notices_a_newer_recording(session):
+    path = session(steps=20)
+    load(path)
+    made = (path / "results" / "summary.json").stat().st_mtime_ns
+    os.utime(path / "session.json", ns=(made + 1, made + 1))
+    (path / "bus.0.raw").unlink()
+    with pytest.raises(BadInput):
+        load(path)
+
+
+def test_progress_reaches_the_end(session):
+    seen = []
+    parse(session(steps=300), progress=lambda *step: seen.append(step))
+    assert {step for step, done, total in seen if done == total} == {"reading", "replaying"}
+
+
+def test_losses_are_summed(tmp_path):
+    machine = synthetic.Machine(1)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    for _ in range(50):
+        machine.access(mm, 0x5000)
+    machine.lose(7)
+    summary = parse(machine.write(tmp_path / "s")).summary
+    assert (summary["lost"], summary["losses"]["accesses"]) == (7, 7)
+
+
+def damage_bus(offset: int):
+    return lambda path: flip(path / "bus.0.raw", offset)
+
+
+def cut_bus(size: int):
+    def cut(path: Path) -> None:
+        data = (path / "bus.0.raw").read_bytes()
+        (path / "bus.0.raw").write_bytes(data[:size])
+
+    return cut
+
+
+def move_region(path: Path) -> None:
+    text = (path / "session.json").read_text()
+    (path / "session.json").write_text(text.replace(str(0x4000_0000), str(0x8000_0000)))
+
+
+def shrink_region(path: Path) -> None:
+    fields = json.loads((path / "session.json").read_text())
+    fields["region"]["size_bytes"] = 17 * 4096
+    (path / "session.json").write_text(json.dumps(fields))
+
+
+DAMAGES = [
+    (cut_bus(8192 + 17), ParseError, r"truncated: block 1 at byte 8192 .*--salvage"),
+    (cut_bus(8192), BadInput, "STOP mark is missing.*--salvage"),
+    (cut_bus(0), ParseError, "empty"),
+    (damage_bus(100), ParseError, r"block 0 at byte 0: damaged: CRC .*--salvage"),
+    (damage_bus(7), ParseError, "magic"),
+    (lambda p: (p / "bus.0.raw").unlink(), BadInput, "no such file"),
+    (lambda p: (p / "kernel").rename(p / "k"), ParseError, "kernel: missing"),
+    (lambda p: (p / "session.json").unlink(), SessionError, "not a session"),
+    (move_region, ParseError, "none of .* accesses lies in the region"),
+    (shrink_region, ParseError, "outside the region"),
+]
+
+
+@pytest.mark.parametrize(("damage", "error", "message"), DAMAGES, ids=[m for *_, m in DAMAGES])
+def test_bad_input(session, damage, error, message):
+    path = session(steps=600)
+    damage(path)
+    with pytest.raises(error, match=message):
+        parse(path)
+    assert not (path / "results").exists()
+    assert not (path / "results.new").exists()
+
+
+def test_salvage(session):
+    path = session(steps=600)
+    whole = parse(path).summary["totals"]["misses"]
+    flip(path / "bus.0.raw", 8192 + 100)
+    summary = parse(path, salvage=True).summary
+    assert summary["losses"]["blocks"] == 1
+    assert summary["lost"] > 0
+    assert 0 < summary["totals"]["misses"] < whole
+
+
+def test_an_incomplete_recording_may_end_anywhere(session):
+    path = session(steps=600)
+    cut_bus(8192 + 17)(path)
+    fields = json.loads((path / "session.json").read_text())
+    fields.update(complete=False, incomplete_reason="interrupted")
+    (path / "session.json").write_text(json.dumps(fields))
+    summary = parse(path).summary
+    assert summary["complete"] is False
+    assert "interrupted" in summary["warnings"][0]
+    assert summary["losses"]["blocks"] == 1
+
+
+def test_faults_not_recorded_is_said(session):
+    path = session(steps=100)
+    text = (path / "session.json").read_text()
+    (path / "session.json").write_text(text.replace('"ptat_fault"', '"ptat_none"'))
+    summary = parse(path).summary
+    assert summary["faults"]["recorded"] is False
+    assert any("page faults were not recorded" in warning for warning in summary["warnings"])
+
+
+def test_full_disk(session, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = session(steps=50)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(PtatError, match="cannot be written: No space left"):
+        parse(path)
+    assert not (path / "results.new").exists()
+
+
+def test_nothing_captured_but_markers(tmp_path):
+    machine = synthetic.Machine()
+    machine.event("ptat_marker", cookie=2)
+    found = parse(machine.write(tmp_path / "s"))
+    assert found.summary["totals"]["misses"] == 0
+    assert list(found.misses()) == []
+    assert len(found.pages()) == 0
