@@ -8,7 +8,7 @@
 
 #include "outfile.h"
 
-#define BUFFER_BYTES (1u << 20)
+#define BUFFER_BYTES (1u << 16)
 
 int outfile_open(struct outfile *out, const char *path)
 {
