@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import synthetic
 from conftest import flip
+
 from ptat_parser import load, parse, results
 from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import synthetic
+
 from ptat_parser import parse, truth, validate, validation
 from ptat_parser.errors import BadInput
 
