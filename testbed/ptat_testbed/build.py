@@ -65,7 +65,7 @@ def run_script(script: Path, *args: str) -> Path:
             f"{script} is missing", "the testbed runs from a clone of ptat: pip install -e ."
         )
     done = subprocess.run([script, *args], stdout=subprocess.PIPE, text=True, check=False)
-    lines = done.stdout.split()
+    lines = done.stdout.splitlines()
     if done.returncode or len(lines) != 1:
         raise BoardError(f"{script.relative_to(SOURCES)} failed", "its messages are above")
     return Path(lines[0])
