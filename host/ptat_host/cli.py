@@ -277,8 +277,10 @@ def _record(arguments: argparse.Namespace) -> int:
     )
     size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
     if result.complete:
-        print(f"ptat: recorded {session} ({size})", file=sys.stderr)
-        return 0 if result.exit_status is None else result.exit_status
+        status = result.exit_status or 0
+        ended = f"; the command ended with {status}" if status else ""
+        print(f"ptat: recorded {session} ({size}){ended}", file=sys.stderr)
+        return status
     print(f"ptat: {session} ({size}) is incomplete: {result.reason}", file=sys.stderr)
     return 130 if result.interrupted else 2
 

@@ -138,10 +138,11 @@ def test_defaults_are_the_boards():
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 42, 139])
-def test_exit_status_is_the_commands(monkeypatch, status):
+def test_exit_status_is_the_commands(monkeypatch, capsys, status):
     behave(monkeypatch, lambda request: RecordResult(status, True, metadata=METADATA))
     assert main(["record", "-o", "out", "false"]) == status
     assert described()["command"]["exit_status"] == status
+    assert (f"; the command ended with {status}\n" in capsys.readouterr().err) == (status != 0)
 
 
 def test_sessions_get_names_of_their_own(monkeypatch):
