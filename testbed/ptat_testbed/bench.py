@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What tracing costs in the testbed: the same program in the same guest, with and without plugin.
+
+The two alternate in one run, since machines drift; ratios of medians are what counts. Times are
+those that the program itself measures inside the guest, so that booting is left out.
+
+Ends with one JSON line: ``{"plugin_cost": {"gups": {…}, …}}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ptat_host.boards.base import RecordRequest
+from ptat_testbed import run, sizes
+from ptat_testbed.testbed import TestbedBoard
+
+PROGRAMS = {
+    # Misses the STLB with nearly every update.
+    "gups": ("gups", "--bytes", "64M", "--updates", "4M"),
+    # Hardly misses at all: what each instruction and access costs.
+    "instructions": (
+        "python3",
+        "-c",
+        "import time; start = time.perf_counter(); sum(i * i for i in range(1_500_000));"
+        " print(f'seconds={time.perf_counter() - start}')",
+    ),
+}
+MODES = ("plain", "plugin")
+
+
+def run_once(mode: str, argv: Sequence[str]) -> int:
+    """Run a program in the guest; its output goes to ours."""
+    with tempfile.TemporaryDirectory(prefix="ptat-bench.") as directory:
+        request = RecordRequest(
+            argv=argv,
+            session_dir=Path(directory),
+            cwd=Path.cwd(),
+            env=os.environ,
+            children=False,
+        )
+        if mode == "plugin":
+            result = TestbedBoard().record(request)
+        else:
+            recording = run.Recording(request)
+            settings = recording.settings
+            base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+            result = recording.record(recording.machine_config(base))
+    return result.exit_status if result.exit_status is not None else 1
+
+
+def seconds_of(mode: str, argv: Sequence[str]) -> float:
+    """Seconds that the program says it took."""
+    command = [sys.executable, "-m", "ptat_testbed.bench", "--once", mode, *argv]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    match = re.search(r"seconds=([0-9.]+)", done.stdout)
+    if match is None:
+        raise SystemExit(f"bench: {argv[0]} did not say how long it took: {done.stdout!r}")
+    return float(match[1])
+
+
+def compare(argv: Sequence[str], runs: int) -> dict[str, Any]:
+    """Median seconds of each mode and their ratio."""
+    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for _ in range(runs):
+        for mode in MODES:
+            seconds[mode].append(seconds_of(mode, argv))
+    medians = {mode: statistics.median(values) for mode, values in seconds.items()}
+    pairs = [b / a for a, b in zip(seconds["plain"], seconds["plugin"], strict=True)]
+    return {
+        **{f"{mode}_seconds": round(value, 4) for mode, value in medians.items()},
+        "ratio": round(medians["plugin"] / medians["plain"], 3),
+        "ratio_min": round(min(pairs), 3),
+        "ratio_max": round(max(pairs), 3),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparison, or (``--once``) one program."""
+    parser = argparse.ArgumentParser(prog="make bench")
+    parser.add_argument("--runs", type=int, default=5, help="of each mode (default: 5)")
+    parser.add_argument("--once", choices=MODES, help="only run CMD in this mode")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD")
+    arguments = parser.parse_args(argv)
+    if arguments.once:
+        return run_once(arguments.once, arguments.command)
+    cost = {}
+    for name, command in PROGRAMS.items():
+        cost[name] = compare(command, arguments.runs)
+        print(f"{name:13} with plugin {cost[name]['ratio']} times as long", file=sys.stderr)
+    print(json.dumps({"plugin_cost": cost}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
