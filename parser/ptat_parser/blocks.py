@@ -57,13 +57,14 @@ class BlockWriter:
     """Writes one channel's capture stream to a binary file.
 
     Times are absolute ticks and must not run backwards; addresses are bytes, multiples of 8.
-    Use as a context manager: leaving it writes the last, partly filled block.
+    Use as a context manager: leaving it writes the last, partly filled block. `blocks` is the
+    number of blocks written so far, and the sequence number of the next.
     """
 
     def __init__(self, file: BinaryIO, channel: int = 0) -> None:
         self._file = file
         self._channel = channel
-        self._seq = 0
+        self.blocks = 0
         self._time_ticks = 0
         self._block_time_ticks = 0
         self._words: list[int] = []
@@ -115,13 +116,13 @@ class BlockWriter:
             wire.MAGIC << wire.HEADER_MAGIC_SHIFT
             | wire.VERSION << wire.HEADER_VERSION_SHIFT
             | self._channel << wire.HEADER_CHANNEL_SHIFT
-            | self._seq
+            | self.blocks
         )
         block[wire.WORD_TIME] = self._block_time_ticks
         block[wire.WORD_FIRST_RECORD : wire.WORD_FIRST_RECORD + len(self._words)] = self._words
         seal(block, len(self._words))
         self._file.write(block.tobytes())
-        self._seq += 1
+        self.blocks += 1
         self._words.clear()
 
     def _advance(self, time_ticks: int, delta_max: int) -> int:

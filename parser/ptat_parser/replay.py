@@ -26,7 +26,17 @@ from ptat_parser.blocks import BusReader, Chunk
 from ptat_parser.clock import Clock
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog, TableEvent
-from ptat_parser.rpt import EMPTY, ENTRIES, LEAF, NOTHING_PENDING, TABLE, WRITTEN, Rpt, Tables
+from ptat_parser.rpt import (
+    CLEARING,
+    EMPTY,
+    ENTRIES,
+    LEAF,
+    NOTHING_PENDING,
+    TABLE,
+    WRITTEN,
+    Rpt,
+    Tables,
+)
 from ptat_parser.session import Session
 from ptat_parser.survey import Progress, no_progress
 
@@ -47,6 +57,7 @@ HELD_BACK = 1 << 20
 """Records that wait for a fault event before they are handed on."""
 
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+_NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _U32 = np.int64(0xFFFF_FFFF)
 
 # Elements of the vector of counters that segments of a replay hand on.
@@ -105,20 +116,24 @@ class _Config(NamedTuple):
     entries: bool
 
 
+# Tuples of arrays are costly to hand on: what runs for each access takes single arrays.
+
+
 @jit
-def _store(page: Integer, slot: Integer, t: Tables, line: Integer, entries: bool) -> None:
-    level = t.store_level[page]
+def _store(
+    level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, mapped: U8
+) -> None:
+    """A store to the line of entries at `slot`."""
     if level == 1:
-        t.state[slot] = WRITTEN
-        if entries:
-            for s in range(slot, slot + line):
-                if t.mapped[s] == 2:
-                    t.mapped[s] = 0
+        state[slot] = WRITTEN
+        for s in range(slot, slot + line):
+            if mapped[s] == CLEARING:
+                mapped[s] = 0
     elif level == 2:
         for s in range(slot, slot + line):
-            if t.pending[s] != NOTHING_PENDING:
-                t.state[s] = t.pending[s] - 1
-                t.pending[s] = NOTHING_PENDING
+            if pending[s] != NOTHING_PENDING:
+                state[s] = pending[s] - 1
+                pending[s] = NOTHING_PENDING
 
 
 @jit
@@ -131,7 +146,7 @@ def _table_line(next_address: Integer, t: Tables, config: _Config) -> Integer:
     if t.level[page] != 1:
         return -1
     parent = t.parent_slot[t.frame[page]]
-    return -1 if parent < 0 else parent - parent % config.line
+    return -1 if parent < 0 else parent & -config.line
 
 
 @jit
@@ -166,7 +181,7 @@ def _pmd_kind(
 @jit
 def _end_walk(parent_slot: Integer, now: Integer, count: I64, line: Integer) -> None:
     """A PTE was read: was the entry that leads to its table read right before?"""
-    whole = parent_slot >= 0 and count[WALK_PMD] == parent_slot - parent_slot % line
+    whole = parent_slot >= 0 and count[WALK_PMD] == parent_slot & -line
     count[WALKS_WHOLE] += whole
     count[WALKS_BROKEN] += not whole
     if whole:
@@ -178,16 +193,13 @@ def _end_walk(parent_slot: Integer, now: Integer, count: I64, line: Integer) -> 
 
 
 @jit
-def _candidates(slot: Integer, level: Integer, t: Tables, config: _Config) -> Integer:
+def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped: U8) -> Integer:
     """Entries of the line that may have been read, as bits."""
     bits: Integer = 0
-    for i in range(config.line):
-        if level == 2:
-            mapped = t.state[slot + i] == LEAF
-        else:
-            mapped = not config.entries or t.mapped[slot + i] != 0
-        bits |= np.int64(mapped) << i
-    return bits if bits else (1 << config.line) - 1
+    for i in range(line):
+        candidate = state[slot + i] == LEAF if level == 2 else mapped[slot + i] != 0
+        bits |= np.int64(candidate) << i
+    return bits if bits else (1 << line) - 1
 
 
 @jit
@@ -216,7 +228,7 @@ def _fault(
     page = np.int64(t.page_of_range[timed.range2[i]])
     if page >= 0:
         slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(21)) % ENTRIES
-        first = slot - slot % line
+        first = slot & -line
         if t.owed[first]:
             t.owed[first] -= 1
             count[FAULTS_EMPTY] += 1
@@ -229,7 +241,7 @@ def _fault(
         count[FAULTS_NO_LEAF] += 1
         return
     slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
-    first = slot - slot % line
+    first = slot & -line
     if t.owed[first]:
         t.owed[first] -= 1
         count[FAULTS_EMPTY] += 1
@@ -253,8 +265,27 @@ def _timed_until(
                 if frame >= 0:
                     slot = frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES
                     # A cleared entry may be read until the store that clears it.
-                    t.mapped[slot] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else 2
+                    t.mapped[slot] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
         count[NEXT_TIMED] += 1
+
+
+@jit
+def _timed_after(timed: _Timed, count: I64) -> Integer:
+    """Time of the next event without a marker."""
+    if count[NEXT_TIMED] < timed.time.size:
+        return timed.time[count[NEXT_TIMED]]
+    return _NEVER
+
+
+@jit
+def _unexplained(
+    time: Integer, address: Integer, reason: Integer, count: I64, examples: U64
+) -> None:
+    if count[UNEXPLAINED] < EXAMPLES:
+        examples[count[UNEXPLAINED], 0] = time
+        examples[count[UNEXPLAINED], 1] = address
+        examples[count[UNEXPLAINED], 2] = reason
+    count[UNEXPLAINED] += 1
 
 
 @jit
@@ -278,50 +309,45 @@ def _replay(
 
     `after` is the address read right after the chunk, at `after_ticks`.
     """
-    line = config.line
+    base, size, marker_bytes = config.base, config.size, config.marker_bytes
+    line, faults, entries = config.line, config.faults, config.entries
+    levels, frames, parent_slots = t.level, t.frame, t.parent_slot
+    state, owed, mapped = t.state, t.owed, t.mapped
+    numbers, last_read = t.page, t.last_read
+    out_time, out_page, out_kind, out_previous = out.time, out.page, out.kind, out.previous
+    first_output = out.first[0]
+    n_output = count[N_OUTPUT]
+    next_timed = _timed_after(timed, count)
+
     for i in range(start, stop):
         now = time[i]
-        if count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] < now:
+        if next_timed < now:
+            count[N_OUTPUT] = n_output
             _timed_until(now, t, out, timed, pages, count, config)
-        offset = address[i] - config.base
-        reason = -1
-        frame = np.int64(-1)
-        level = np.uint8(0)
-        if offset >= config.size:
-            reason = OUTSIDE_REGION
-        elif offset < config.marker_bytes:
-            if write[i]:
+            next_timed = _timed_after(timed, count)
+        offset = address[i] - base
+        if offset >= size:
+            _unexplained(now, address[i], OUTSIDE_REGION, count, examples)
+            continue
+        page = np.int64(offset >> np.uint64(12))
+        frame = np.int64(frames[page])
+        level = levels[page]
+        slot = (frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -line
+        if write[i]:
+            if offset < marker_bytes:
                 continue
-            reason = IN_MARKERS
-        else:
-            page = np.int64(offset >> np.uint64(12))
-            level = t.level[page]
-            frame = np.int64(t.frame[page])
-            if write[i]:
-                count[STORES] += 1
-                if frame < 0:
-                    count[STORES_UNOWNED] += 1
-                    continue
-                slot = frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES
-                _store(page, slot - slot % line, t, line, config.entries)
-                continue
-            if level == 0:
-                reason = NO_TABLE
-        if reason >= 0:
-            if count[UNEXPLAINED] < EXAMPLES:
-                examples[count[UNEXPLAINED], 0] = now
-                examples[count[UNEXPLAINED], 1] = address[i]
-                examples[count[UNEXPLAINED], 2] = reason
-            count[UNEXPLAINED] += 1
+            count[STORES] += 1
+            if frame < 0:
+                count[STORES_UNOWNED] += 1
+            else:
+                _store(t.store_level[page], slot, line, state, t.pending, mapped)
             continue
 
-        slot = frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES
-        slot -= slot % line
         if level == 1:
-            empty = t.state[slot] == EMPTY
+            empty = state[slot] == EMPTY
             kind = FAULT if empty else MISS
-            _end_walk(t.parent_slot[frame], now, count, line)
-        else:
+            _end_walk(parent_slots[frame], now, count, line)
+        elif level == 2:
             following, gap = after, after_ticks - np.int64(now)
             if i + 1 < time.size:
                 following = _NO_ADDRESS if write[i + 1] else address[i + 1]
@@ -331,34 +357,38 @@ def _replay(
             count[WALKS_WHOLE] += kind != PMD_READ
             count[WALK_PMD] = slot if kind == PMD_READ else -1
             count[WALK_PMD_TICKS] = now
+        else:
+            reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
+            _unexplained(now, address[i], reason, count, examples)
+            continue
 
-        number = np.int64(t.page[slot])
+        number = np.int64(numbers[slot])
         if number == 0:
             count[N_PAGES] += 1
             number = count[N_PAGES]
-            t.page[slot] = number
+            numbers[slot] = number
             pages[number, P_FIRST] = now
             pages[number, P_RANGE] = t.range_of_frame[frame]
             pages[number, P_ENTRY] = slot % ENTRIES
         pages[number, P_LAST] = now
+
+        at = n_output - first_output
+        out_time[at] = now
+        out_page[at] = number
+        out_kind[at] = kind
+        n_output += 1
         if kind == MISS:
             pages[number, P_MISSES] += 1
+            if line > 1 and (entries or level == 2):
+                pages[number, P_CANDIDATES] |= _candidates(slot, line, level, state, mapped)
+            if faults:
+                out_previous[at] = last_read[slot]
+                last_read[slot] = n_output & _U32
         elif kind == FAULT:
             pages[number, P_FAULTED] += 1
-        if line > 1 and kind == MISS:
-            pages[number, P_CANDIDATES] |= _candidates(slot, level, t, config)
-
-        at = count[N_OUTPUT] - out.first[0]
-        out.time[at] = now
-        out.page[at] = number
-        out.kind[at] = kind
-        if config.faults:
-            if empty:
-                t.owed[slot] += t.owed[slot] < 255
-            elif kind == MISS:
-                out.previous[at] = t.last_read[slot]
-                t.last_read[slot] = (count[N_OUTPUT] + 1) & _U32
-        count[N_OUTPUT] += 1
+            if faults and empty and owed[slot] < 255:
+                owed[slot] += 1
+    count[N_OUTPUT] = n_output
 
 
 class Records(NamedTuple):

@@ -31,7 +31,10 @@ ENTRY_SHIFT = {1: 12, 2: 21}
 # State of a slot. A PTE slot is only known as never written or written.
 EMPTY, TABLE, LEAF = range(3)
 WRITTEN = 1
-NOTHING_PENDING = 0  # otherwise: the state that the next store to the slot brings, plus one
+CLEARING = 2  # of `Tables.mapped`: cleared by the next store to the line
+NOTHING_PENDING = (
+    0  # of `Tables.pending`; otherwise: the state that the next store to the slot brings, plus one
+)
 
 
 @dataclass
