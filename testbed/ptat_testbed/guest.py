@@ -24,8 +24,6 @@ PORTS = ("control", "stdin", "stdout", "stderr")
 SHARE_ROOT = "root"
 SHARE_KERNEL = "kernel"
 HOSTNAME = "ptat"
-BUFFER_KIB = 16 * 1024
-"""Ring buffer of each CPU in the guest."""
 
 BOOT_TIMEOUT_S = 180.0
 SILENCE_TIMEOUT_S = 90.0
@@ -88,8 +86,8 @@ def events_of(request: RecordRequest) -> list[str]:
     return events
 
 
-def configuration(request: RecordRequest) -> bytes:
-    """The first message to the guest's init."""
+def configuration(request: RecordRequest, buffer_kib: int) -> bytes:
+    """The first message to the guest's init; `buffer_kib` is the ring buffer of each CPU."""
     settings = [("arg", arg) for arg in request.argv]
     settings += [("env", f"{name}={value}") for name, value in request.env.items()]
     settings += [("cwd", str(request.cwd))]
@@ -99,7 +97,7 @@ def configuration(request: RecordRequest) -> bytes:
     settings.append(("self", "2" if request.children else "1"))
     settings.append(("levels", request.levels))
     settings += [("event", name) for name in events_of(request)]
-    settings += [("buffer", str(BUFFER_KIB)), ("hostname", HOSTNAME)]
+    settings += [("buffer", str(buffer_kib)), ("hostname", HOSTNAME)]
     message = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in settings)
     return message + b"\0"
 
@@ -206,12 +204,13 @@ class Guest:
         self,
         machine: Machine,
         request: RecordRequest,
+        buffer_kib: int,
         on_start: Callable[[], None],
         on_stop: Callable[[], None],
     ) -> None:
         """`on_start` and `on_stop` are called right before and after the recorded time."""
         self._machine = machine
-        self._request = request
+        self._configuration = configuration(request, buffer_kib)
         self._on_start = on_start
         self._on_stop = on_stop
         self._control = machine.ports["control"]
@@ -230,7 +229,7 @@ class Guest:
         sys.stderr.flush()
         with contextlib.closing(self._wakeups), self._wakeups.catching_signals():
             try:
-                self._send(configuration(self._request))
+                self._send(self._configuration)
                 with progress("booting the guest"):
                     self._serve(BOOT_TIMEOUT_S, lambda: self._outcome.started)
                 self._serve(SILENCE_TIMEOUT_S, self._finished)
@@ -308,7 +307,7 @@ class Guest:
         elif word in self._outputs:
             self._outputs[word].expected = int(rest)
         elif word == "log-failed":
-            self._outcome.failure = f"cannot write {rest}"
+            self._outcome.failure = self._outcome.failure or f"cannot write {rest}"
         elif word == "exec-failed":
             raise BoardError(f"the guest cannot run {rest.partition(' ')[2]}")
         elif word == "error":

@@ -19,6 +19,7 @@ OPTIONS = {
     "hugepages": Option("huge pages reserved at boot, as 2M:512 or 1G:1 or both", "none"),
 }
 CPUS_MAX = 64
+BUFFER_MAX_KIB = 16 * 1024
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
 
@@ -44,6 +45,11 @@ class Settings:
     cpus: int
     region_bytes: int
     kernel_parameters: Sequence[str]
+
+    @property
+    def buffer_kib(self) -> int:
+        """Ring buffer of each CPU: seconds of faults, but no great part of the memory."""
+        return min(BUFFER_MAX_KIB, self.memory_bytes // 16 // self.cpus // sizes.KIB)
 
     @classmethod
     def of(cls, request: RecordRequest) -> Settings:
@@ -184,7 +190,11 @@ class Recording:
         """What the guest told, and what our plugin complained about."""
         with qemu.Machine(config) as machine:
             outcome = guest.Guest(
-                machine, self.request, lambda: on_start(machine), lambda: on_stop(machine)
+                machine,
+                self.request,
+                self.settings.buffer_kib,
+                lambda: on_start(machine),
+                lambda: on_stop(machine),
             ).run()
             machine.stop()
             return outcome, machine.complaints()

@@ -69,7 +69,7 @@ def lowmem(memory_bytes: int) -> int:
 
 def default_region(memory_bytes: int) -> int:
     """1/64 of the guest's memory: eight times the tables that map all of it once."""
-    return memory_bytes // 64 // MIB * MIB
+    return min(memory_bytes // 64 // MIB * MIB, lowmem(memory_bytes) // 4)
 
 
 def region_in_ram(region_bytes: int, memory_bytes: int) -> int:

@@ -29,6 +29,11 @@ def test_options():
     assert list(settings.kernel_parameters[-2:]) == ["hugepagesz=2M", "hugepages=8"]
 
 
+@pytest.mark.parametrize(("cpus", "kib"), [("1", 16384), ("2", 16384), ("64", 2048)])
+def test_ring_buffers_leave_memory(cpus: str, kib: int):
+    assert run.Settings.of(request(options={"cpus": cpus})).buffer_kib == kib
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -83,7 +83,9 @@ def machine(play: Callable[[FakeInit], None]) -> Iterator[Mock]:
 def run(play: Callable[[FakeInit], None], calls: list[str] | None = None) -> Outcome:
     seen = calls if calls is not None else []
     with machine(play) as fake:
-        return Guest(fake, REQUEST, lambda: seen.append("on"), lambda: seen.append("off")).run()
+        return Guest(
+            fake, REQUEST, 4096, lambda: seen.append("on"), lambda: seen.append("off")
+        ).run()
 
 
 def test_a_recording():
@@ -114,7 +116,7 @@ def test_a_recording():
         b"env=EMPTY=",
         b"cwd=/home",
     ]
-    assert {b"self=2", b"levels=pte", b"event=ptat_leaf_set", b"hostname=ptat"} < set(settings)
+    assert {b"self=2", b"levels=pte", b"event=ptat_leaf_set", b"buffer=4096"} < set(settings)
     assert b"event=ptat_fault" not in settings
     assert b"event=ptat_pte_set" not in settings
 
@@ -191,6 +193,7 @@ def test_log_that_cannot_be_written():
     def play(init: FakeInit) -> None:
         init.boot()
         init.control.sendall(b"log-failed kernel/cpu0.raw: No space left on device\n")
+        init.control.sendall(b"log-failed kernel/cpu0.stats: No space left on device\n")
         init.end(b"killed 9\n")
 
     outcome = run(play)
