@@ -377,6 +377,10 @@ def _summary(
             "of_other_entries": int(count[replaying.FAULTS_MATCHED]),
             "without_leaf_entry": int(count[replaying.FAULTS_NO_LEAF]),
             "unmatched": int(count[replaying.FAULTS_UNMATCHED]),
+            "without_event": int(totals[replaying.FAULT])
+            - int(count[replaying.FAULTS_EMPTY] + count[replaying.FAULTS_MATCHED])
+            if faults
+            else 0,
         },
         "unexplained": {
             "reads": int(count[replaying.UNEXPLAINED]),
