@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: BSD-2-Clause
+/*
+ * PID 1 of the kernel's boot tests: shows what PTAT made of its boot parameter and,
+ * asked with the kernel command line's "selftest", runs the kernel's own selftest on
+ * a machine with some swap space.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SWAP_DEVICE "/dev/zram0"
+#define SWAP_BYTES  "64M"
+#define SWAP_PAGES  (64 << 8)
+#define SWAP_MAGIC  "SWAPSPACE2"
+
+static void complain(const char *what)
+{
+	printf("init: %s: %s\n", what, strerror(errno));
+}
+
+static void mount_at(const char *type, const char *path)
+{
+	mkdir(path, 0755);
+	if (mount(type, path, type, 0, NULL))
+		complain(path);
+}
+
+static void show(const char *path)
+{
+	char text[4096];
+	ssize_t length;
+	int fd = open(path, O_RDONLY);
+
+	if (fd < 0) {
+		complain(path);
+		return;
+	}
+	printf("== %s\n", path);
+	fflush(stdout);
+	while ((length = read(fd, text, sizeof(text))) > 0)
+		(void)!write(STDOUT_FILENO, text, length);
+	close(fd);
+}
+
+static void put(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+
+	if (fd < 0 || write(fd, text, strlen(text)) < 0)
+		complain(path);
+	close(fd);
+}
+
+/* As mkswap and swapon do. */
+static void add_swap(void)
+{
+	char page[4096] = { 0 };
+	unsigned int header[] = { 1, SWAP_PAGES - 1, 0 };
+	int fd;
+
+	put("/sys/block/zram0/disksize", SWAP_BYTES);
+	memcpy(page + 1024, header, sizeof(header));
+	memcpy(page + sizeof(page) - strlen(SWAP_MAGIC), SWAP_MAGIC, strlen(SWAP_MAGIC));
+	fd = open(SWAP_DEVICE, O_WRONLY);
+	if (fd < 0 || write(fd, page, sizeof(page)) != sizeof(page))
+		complain(SWAP_DEVICE);
+	close(fd);
+	if (swapon(SWAP_DEVICE, 0))
+		complain("swapon");
+}
+
+static void run_selftest(void)
+{
+	int status;
+
+	add_swap();
+	if (fork() == 0) {
+		execl("/ptat_test", "ptat_test", NULL);
+		_exit(127);
+	}
+	wait(&status);
+	printf("selftest: exit status %d\n", WEXITSTATUS(status));
+}
+
+int main(void)
+{
+	char command_line[4096];
+	int fd;
+
+	mount_at("proc", "/proc");
+	mount_at("sysfs", "/sys");
+	mount_at("devtmpfs", "/dev");
+	mount_at("tmpfs", "/tmp");
+	mount_at("debugfs", "/sys/kernel/debug");
+	mount_at("cgroup2", "/sys/fs/cgroup");
+
+	fd = open("/proc/cmdline", O_RDONLY);
+	command_line[read(fd, command_line, sizeof(command_line) - 1)] = '\0';
+	if (strstr(command_line, "selftest"))
+		run_selftest();
+	show("/proc/iomem");
+	if (access("/sys/kernel/mm/ptat", F_OK) == 0) {
+		show("/sys/kernel/mm/ptat/region");
+		show("/sys/kernel/mm/ptat/stat");
+		show("/sys/kernel/debug/ptat/check");
+	}
+	puts("init: done");
+	fflush(stdout);
+	reboot(RB_POWER_OFF);
+}
