@@ -53,6 +53,12 @@ IN_MARKERS, NO_TABLE, OUTSIDE_REGION = range(3)
 REASONS = ("in the marker area", "of a page that holds no table", "outside the region")
 EXAMPLES = 16
 
+PATIENCE_S = 0.05
+"""Longer after a read of an empty entry, a fault event is not about that read.
+
+Walks ahead of the program (speculation) read empty entries and never fault.
+"""
+
 HELD_BACK = 1 << 20
 """Records that wait for a fault event before they are handed on."""
 
@@ -83,7 +89,7 @@ _U32 = np.int64(0xFFFF_FFFF)
 COUNTERS = 17
 
 # Columns of a page's statistics.
-P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES = range(7)
+P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES, P_STORES = range(8)
 PAGE_COLUMNS = 8
 
 
@@ -114,6 +120,7 @@ class _Config(NamedTuple):
     line: int  # entries that one bus address stands for
     faults: bool
     entries: bool
+    patience: np.uint64  # ticks that a read of an empty entry waits for its fault event
 
 
 # Tuples of arrays are costly to hand on: what runs for each access takes single arrays.
@@ -222,31 +229,43 @@ def _match_fault(slot: Integer, t: Tables, out: _Output, pages: I64, count: I64)
 
 
 @jit
+def _settle(line: Integer, time: Integer, t: Tables, patience: Integer) -> bool:
+    """Set a fault event off against a read of an empty entry of this line, if one is owed."""
+    if not t.owed[line]:
+        return False
+    if time > t.owed_ticks[line] + patience:
+        t.owed[line] = 0
+        return False
+    t.owed[line] -= 1
+    return True
+
+
+@jit
 def _fault(
-    i: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, line: Integer
+    i: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
 ) -> None:
+    """Find the read of the walk that a fault event is about."""
+    line: Integer = -1
     page = np.int64(t.page_of_range[timed.range2[i]])
     if page >= 0:
         slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(21)) % ENTRIES
-        first = slot & -line
-        if t.owed[first]:
-            t.owed[first] -= 1
+        line = slot & -config.line
+        if _settle(line, timed.time[i], t, config.patience):
             count[FAULTS_EMPTY] += 1
             return
-        if t.state[slot] != TABLE:
-            _match_fault(first, t, out, pages, count)
+        if t.state[slot] == TABLE:
+            line = -1
+    if line < 0:
+        page = np.int64(t.page_of_range[timed.range1[i]])
+        if page < 0:
+            count[FAULTS_NO_LEAF] += 1
             return
-    page = np.int64(t.page_of_range[timed.range1[i]])
-    if page < 0:
-        count[FAULTS_NO_LEAF] += 1
-        return
-    slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
-    first = slot & -line
-    if t.owed[first]:
-        t.owed[first] -= 1
-        count[FAULTS_EMPTY] += 1
-        return
-    _match_fault(first, t, out, pages, count)
+        slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
+        line = slot & -config.line
+        if _settle(line, timed.time[i], t, config.patience):
+            count[FAULTS_EMPTY] += 1
+            return
+    _match_fault(line, t, out, pages, count)
 
 
 @jit
@@ -257,7 +276,7 @@ def _timed_until(
     while count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] < time:
         i = count[NEXT_TIMED]
         if timed.kind[i] == kernel_log.FAULT:
-            _fault(i, t, out, timed, pages, count, config.line)
+            _fault(i, t, out, timed, pages, count, config)
         else:
             offset = timed.address[i] - config.base
             if offset < config.size:
@@ -341,6 +360,8 @@ def _replay(
                 count[STORES_UNOWNED] += 1
             else:
                 _store(t.store_level[page], slot, line, state, t.pending, mapped)
+                if numbers[slot] and t.level[page]:
+                    pages[numbers[slot], P_STORES] += 1
             continue
 
         if level == 1:
@@ -388,6 +409,7 @@ def _replay(
             pages[number, P_FAULTED] += 1
             if faults and empty and owed[slot] < 255:
                 owed[slot] += 1
+                t.owed_ticks[slot] = now
     count[N_OUTPUT] = n_output
 
 
@@ -439,6 +461,7 @@ def replay(
         session.board.granularity_bytes // 8,
         faults,
         entries and session.board.granularity_bytes > 8,
+        np.uint64(session.channel.tick_hz * PATIENCE_S),
     )
     timed = _timed_events(log, rpt, clock, config)
     events = list(map(TableEvent._make, log.tables.tolist()))

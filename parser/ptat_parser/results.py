@@ -316,6 +316,7 @@ def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:
             "span": (highest[bits] - first + 1).astype(np.uint8),
             "misses": columns[:, replaying.P_MISSES],
             "faulted": columns[:, replaying.P_FAULTED],
+            "stores": columns[:, replaying.P_STORES],
             "first_ns": fitted.to_ns(columns[:, replaying.P_FIRST].astype(np.uint64)),
             "last_ns": fitted.to_ns(columns[:, replaying.P_LAST].astype(np.uint64)),
         }

@@ -75,7 +75,8 @@ class Tables(NamedTuple):
     `frame` (int32). For each frame: `range_of_frame` (int32) and `parent_slot` (int64), -1
     for none. For each range: `page_of_range` (int32), the region's page that serves it now, or
     -1. For each slot: its `state`; the state that a store will bring (`pending`); reads that
-    faulted and whose event has not come yet (`owed`); whether its entry is `mapped` (all
+    faulted and whose event has not come yet (`owed`), and when the last of them was
+    (`owed_ticks`, uint64); whether its entry is `mapped` (all
     uint8); the number of its `page`, and the `last_read` of it that was a miss (uint32).
     """
 
@@ -88,9 +89,13 @@ class Tables(NamedTuple):
     state: npt.NDArray[np.uint8]
     pending: npt.NDArray[np.uint8]
     owed: npt.NDArray[np.uint8]
+    owed_ticks: npt.NDArray[np.uint64]
     mapped: npt.NDArray[np.uint8]
     page: npt.NDArray[np.uint32]
     last_read: npt.NDArray[np.uint32]
+
+
+_PER_SLOT = ("state", "pending", "owed", "owed_ticks", "mapped", "page", "last_read")
 
 
 @dataclass
@@ -123,6 +128,7 @@ class Rpt:
             state=np.zeros(64 * ENTRIES, np.uint8),
             pending=np.zeros(64 * ENTRIES, np.uint8),
             owed=np.zeros(64 * ENTRIES, np.uint8),
+            owed_ticks=np.zeros(64 * ENTRIES, np.uint64),
             mapped=np.zeros(64 * ENTRIES, np.uint8),
             page=np.zeros(64 * ENTRIES, np.uint32),
             last_read=np.zeros(64 * ENTRIES, np.uint32),
@@ -200,7 +206,7 @@ class Rpt:
             if self._frames == self.tables.range_of_frame.size:
                 for name in ("range_of_frame", "parent_slot"):
                     self._grow(name, fill=-1)
-                for name in ("state", "pending", "owed", "mapped", "page", "last_read"):
+                for name in _PER_SLOT:
                     self._grow(name, fill=0)
             self.tables.frame[page] = self._frames
             self._frames += 1

@@ -24,6 +24,7 @@ class Page:
     state: dict[int, str] = field(default_factory=lambda: defaultdict(lambda: EMPTY))
     pending: dict[int, str] = field(default_factory=dict)
     owed: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    owed_ticks: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,9 +39,12 @@ class Record:
 
 
 class Reference:
-    def __init__(self, base: int, size_bytes: int, marker_bytes: int, granularity: int) -> None:
+    def __init__(
+        self, base: int, size_bytes: int, marker_bytes: int, granularity: int, patience: int
+    ) -> None:
         self.base, self.size_bytes, self.marker_bytes = base, size_bytes, marker_bytes
         self.line = granularity // 8
+        self.patience = patience  # ticks
         self.pages: dict[int, Page] = defaultdict(Page)
         self.serving: dict[tuple[int, int, int], int] = {}
         self.records: list[Record] = []
@@ -117,11 +121,11 @@ class Reference:
         self.losses += 1
         self.walk = None
 
-    def fault(self, mm: int, va: int) -> None:
+    def fault(self, ticks: int, mm: int, va: int) -> None:
         number = self.serving.get((mm, va >> 30 << 30, 2))
         if number is not None:
             page, index = self.pages[number], va >> 21 & 511
-            if self.settle(page, index):
+            if self.settle(ticks, page, index):
                 return
             if page.state[index] != TABLE:
                 self.blame(number, page, index)
@@ -129,11 +133,13 @@ class Reference:
         number = self.serving.get((mm, va >> 21 << 21, 1))
         if number is not None:
             page, index = self.pages[number], va >> 12 & 511
-            if not self.settle(page, index):
+            if not self.settle(ticks, page, index):
                 self.blame(number, page, index)
 
-    def settle(self, page: Page, index: int) -> bool:
+    def settle(self, ticks: int, page: Page, index: int) -> bool:
         line = index // self.line
+        if page.owed[line] and ticks > page.owed_ticks[line] + self.patience:
+            page.owed[line] = 0
         if not page.owed[line]:
             return False
         page.owed[line] -= 1
@@ -187,6 +193,7 @@ class Reference:
             self.walk = (number, line, ticks) if kind == PMD_READ else None
         if empty:
             page.owed[line] += 1
+            page.owed_ticks[line] = ticks
         mm, base, level = page.owner
         size = 4096 if level == 1 else 2 << 20
         va = base + line * self.line * size
@@ -248,7 +255,7 @@ def classify(
             what = steps.pop()[1]
             reference.event(what) if what else reference.loss()
         while faults and faults[-1][0] < ticks:
-            reference.fault(*faults.pop()[1:])
+            reference.fault(*faults.pop())
         following = accesses[i + 1] if i + 1 < len(accesses) else None
         is_read = following is not None and not following[2]
         reference.access(ticks, address, write, following[:2] if is_read else None)
@@ -256,5 +263,5 @@ def classify(
         what = steps.pop()[1]
         reference.event(what) if what else reference.loss()
     while faults:
-        reference.fault(*faults.pop()[1:])
+        reference.fault(*faults.pop())
     return reference

@@ -78,6 +78,7 @@ def reference_of(session, log, reader, placement, fitted):
         region.size_bytes,
         region.marker_slots * region.marker_stride_bytes,
         session.board.granularity_bytes,
+        int(replaying.PATIENCE_S * session.channel.tick_hz),
     )
     return classify(
         reference,
@@ -220,6 +221,25 @@ def test_copy_on_write_fault(tmp_path):
     what = [kind for kind, _, va in kinds_and_pages(machine.write(tmp_path / "s")) if va == 0]
     pte_reads = [kind for kind in what if kind != replaying.PMD_READ]
     assert pte_reads == [replaying.MISS, replaying.FAULT, replaying.MISS]
+
+
+def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
+    """They read empty entries and never fault."""
+    machine = synthetic.Machine()
+    mm = machine.exec()
+    machine.set_pte(mm, 0x6000, True)
+    machine.walk(mm, 0x5000, False)
+    machine.idle(100_000_000)
+    machine.set_pte(mm, 0x5000, False)
+    machine.access(mm, 0x5000)
+    machine.access(mm, 0x5000, write=True)
+    rows = kinds_and_pages(machine.write(tmp_path / "s"))
+    assert [kind for kind, _, va in rows if va == 0x5000] == [
+        replaying.FAULT,
+        replaying.MISS,
+        replaying.FAULT,
+        replaying.MISS,
+    ]
 
 
 def test_span_follows_the_mapped_entries(tmp_path):

@@ -34,6 +34,7 @@ def test_files_and_columns(session):
         "span",
         "misses",
         "faulted",
+        "stores",
         "first_ns",
         "last_ns",
     ]
@@ -120,6 +121,19 @@ def test_progress_reaches_the_end(session):
     seen = []
     parse(session(steps=300), progress=lambda *step: seen.append(step))
     assert {step for step, done, total in seen if done == total} == {"reading", "replaying"}
+
+
+def test_stores_count_from_the_first_read_on(tmp_path):
+    machine = synthetic.Machine(1)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    machine.access(mm, 0x5000)
+    for present in (False, True, False):
+        machine.set_pte(mm, 0x5000, present)
+    path = machine.write(tmp_path / "s")
+    parse(path)
+    pages = pq.read_table(path / "results" / "pages.parquet").to_pylist()
+    assert [row["stores"] for row in pages if row["vaddr"] == 0x5000] == [3]
 
 
 def test_losses_are_summed(tmp_path):
