@@ -59,6 +59,9 @@ PATIENCE_S = 0.05
 Walks ahead of the program (speculation) read empty entries and never fault.
 """
 
+LAGS_ENOUGH = 64
+"""So many reads of empty entries show how soon after a read its fault event can come."""
+
 HELD_BACK = 1 << 20
 """Records that wait for a fault event before they are handed on."""
 
@@ -84,9 +87,11 @@ _U32 = np.int64(0xFFFF_FFFF)
     AMBIGUOUS,  # reads of lines of PMD entries whose kind had to be told from the time between
     WALKS_WHOLE,
     WALKS_BROKEN,
+    LAGS,  # fault events whose read was certain
+    LAG_LEAST,  # least ticks from such a read to its event
     LOSS_FLOOR,  # records before this one are separated from now by a loss
-) = range(17)
-COUNTERS = 17
+) = range(19)
+COUNTERS = 19
 
 # Columns of a page's statistics.
 P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES, P_STORES = range(8)
@@ -120,7 +125,7 @@ class _Config(NamedTuple):
     line: int  # entries that one bus address stands for
     faults: bool
     entries: bool
-    patience: np.uint64  # ticks that a read of an empty entry waits for its fault event
+    patience: int  # ticks that a read of an empty entry waits for its fault event
 
 
 # Tuples of arrays are costly to hand on: what runs for each access takes single arrays.
@@ -210,8 +215,17 @@ def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped:
 
 
 @jit
-def _match_fault(slot: Integer, t: Tables, out: _Output, pages: I64, count: I64) -> None:
-    """Turn the last miss on a slot into a walk that faulted."""
+def _match_fault(
+    slot: Integer, time: Integer, t: Tables, out: _Output, pages: I64, count: I64
+) -> None:
+    """Turn the last miss on a slot into a walk that faulted.
+
+    Of several, those too close to the event to have brought it come last.
+    """
+    latest = np.int64(time)
+    if count[LAGS] >= LAGS_ENOUGH:
+        latest -= count[LAG_LEAST] // 2
+    found: Integer = -1
     link = np.int64(t.last_read[slot])
     while link != 0:
         number = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32)
@@ -219,24 +233,35 @@ def _match_fault(slot: Integer, t: Tables, out: _Output, pages: I64, count: I64)
         if at < 0 or number < count[LOSS_FLOOR]:
             break
         if out.kind[at] == MISS:
-            out.kind[at] = FAULT
-            pages[out.page[at], P_MISSES] -= 1
-            pages[out.page[at], P_FAULTED] += 1
-            count[FAULTS_MATCHED] += 1
-            return
+            if np.int64(out.time[at]) <= latest:
+                found = at
+                break
+            if found < 0:
+                found = at
         link = np.int64(out.previous[at])
-    count[FAULTS_UNMATCHED] += 1
+    if found < 0:
+        count[FAULTS_UNMATCHED] += 1
+        return
+    out.kind[found] = FAULT
+    pages[out.page[found], P_MISSES] -= 1
+    pages[out.page[found], P_FAULTED] += 1
+    count[FAULTS_MATCHED] += 1
 
 
 @jit
-def _settle(line: Integer, time: Integer, t: Tables, patience: Integer) -> bool:
+def _settle(line: Integer, time: Integer, t: Tables, count: I64, patience: Integer) -> bool:
     """Set a fault event off against a read of an empty entry of this line, if one is owed."""
     if not t.owed[line]:
         return False
-    if time > t.owed_ticks[line] + patience:
+    lag = np.int64(time) - np.int64(t.owed_ticks[line])
+    if lag > patience:
         t.owed[line] = 0
         return False
     t.owed[line] -= 1
+    count[FAULTS_EMPTY] += 1
+    if count[LAGS] == 0 or lag < count[LAG_LEAST]:
+        count[LAG_LEAST] = lag
+    count[LAGS] += 1
     return True
 
 
@@ -250,8 +275,7 @@ def _fault(
     if page >= 0:
         slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(21)) % ENTRIES
         line = slot & -config.line
-        if _settle(line, timed.time[i], t, config.patience):
-            count[FAULTS_EMPTY] += 1
+        if _settle(line, timed.time[i], t, count, config.patience):
             return
         if t.state[slot] == TABLE:
             line = -1
@@ -262,10 +286,9 @@ def _fault(
             return
         slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
         line = slot & -config.line
-        if _settle(line, timed.time[i], t, config.patience):
-            count[FAULTS_EMPTY] += 1
+        if _settle(line, timed.time[i], t, count, config.patience):
             return
-    _match_fault(line, t, out, pages, count)
+    _match_fault(line, timed.time[i], t, out, pages, count)
 
 
 @jit
@@ -461,7 +484,7 @@ def replay(
         session.board.granularity_bytes // 8,
         faults,
         entries and session.board.granularity_bytes > 8,
-        np.uint64(session.channel.tick_hz * PATIENCE_S),
+        int(session.channel.tick_hz * PATIENCE_S),
     )
     timed = _timed_events(log, rpt, clock, config)
     events = list(map(TableEvent._make, log.tables.tolist()))

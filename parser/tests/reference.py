@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ptat_parser import kernel_log
 from ptat_parser.kernel_log import TableEvent
-from ptat_parser.replay import FAULT, MISS, PMD_READ
+from ptat_parser.replay import FAULT, LAGS_ENOUGH, MISS, PMD_READ
 
 EMPTY, TABLE, LEAF = "empty", "table", "leaf"
 
@@ -50,6 +50,7 @@ class Reference:
         self.records: list[Record] = []
         self.unexplained: list[tuple[int, int]] = []
         self.losses = 0
+        self.lags: list[int] = []  # of fault events after reads of empty entries
         self.walk: tuple[int, int, int] | None = None  # page, line, ticks of the last PMD read
         self.step_16 = 0
 
@@ -128,13 +129,13 @@ class Reference:
             if self.settle(ticks, page, index):
                 return
             if page.state[index] != TABLE:
-                self.blame(number, page, index)
+                self.blame(ticks, number, page, index)
                 return
         number = self.serving.get((mm, va >> 21 << 21, 1))
         if number is not None:
             page, index = self.pages[number], va >> 12 & 511
             if not self.settle(ticks, page, index):
-                self.blame(number, page, index)
+                self.blame(ticks, number, page, index)
 
     def settle(self, ticks: int, page: Page, index: int) -> bool:
         line = index // self.line
@@ -143,16 +144,20 @@ class Reference:
         if not page.owed[line]:
             return False
         page.owed[line] -= 1
+        self.lags.append(ticks - page.owed_ticks[line])
         return True
 
-    def blame(self, number: int, page: Page, index: int) -> None:
-        for record in reversed(self.records):
-            if record.after_loss != self.losses:
-                return
-            same = record.slot == (number, page.generation, index // self.line)
-            if same and record.kind == MISS:
-                record.kind = FAULT
-                return
+    def blame(self, ticks: int, number: int, page: Page, index: int) -> None:
+        slot = (number, page.generation, index // self.line)
+        candidates = [
+            record
+            for record in self.records
+            if record.after_loss == self.losses and record.slot == slot and record.kind == MISS
+        ]
+        latest = ticks - min(self.lags) // 2 if len(self.lags) >= LAGS_ENOUGH else ticks
+        early = [record for record in candidates if record.ticks <= latest]
+        if candidates:
+            (early or candidates)[-1].kind = FAULT
 
     # Accesses -----------------------------------------------------------------------------------
 
