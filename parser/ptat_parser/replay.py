@@ -191,17 +191,18 @@ def _pmd_kind(
 
 
 @jit
-def _end_walk(parent_slot: Integer, now: Integer, count: I64, line: Integer) -> None:
-    """A PTE was read: was the entry that leads to its table read right before?"""
-    whole = parent_slot >= 0 and count[WALK_PMD] == parent_slot & -line
-    count[WALKS_WHOLE] += whole
-    count[WALKS_BROKEN] += not whole
-    if whole:
-        step = 16 * (np.int64(now) - count[WALK_PMD_TICKS])
-        usual = count[WALK_STEP]
-        # A moving average that outliers cannot carry away.
-        count[WALK_STEP] = usual + (min(step, 4 * usual) - usual) // 8 if usual else step
-    count[WALK_PMD] = -1
+def _end_walk(
+    pmd_line: Integer, parent_slot: Integer, now: Integer, count: I64, line: Integer
+) -> None:
+    """A PTE was read right after an entry of `pmd_line`: did that lead to its table?"""
+    if parent_slot < 0 or parent_slot & -line != pmd_line:
+        count[WALKS_BROKEN] += 1
+        return
+    count[WALKS_WHOLE] += 1
+    step = 16 * (np.int64(now) - count[WALK_PMD_TICKS])
+    usual = count[WALK_STEP]
+    # A moving average that outliers cannot carry away.
+    count[WALK_STEP] = usual + (min(step, 4 * usual) - usual) // 8 if usual else step
 
 
 @jit
@@ -360,6 +361,8 @@ def _replay(
     first_output = out.first[0]
     n_output = count[N_OUTPUT]
     next_timed = _timed_after(timed, count)
+    pmd_line = count[WALK_PMD]
+    lone_reads = 0  # of PTEs, without one of a PMD entry right before
 
     for i in range(start, stop):
         now = time[i]
@@ -390,16 +393,20 @@ def _replay(
         if level == 1:
             empty = state[slot] == EMPTY
             kind = FAULT if empty else MISS
-            _end_walk(parent_slots[frame], now, count, line)
+            if pmd_line < 0:
+                lone_reads += 1
+            else:
+                _end_walk(pmd_line, parent_slots[frame], now, count, line)
+                pmd_line = -1
         elif level == 2:
             following, gap = after, after_ticks - np.int64(now)
             if i + 1 < time.size:
                 following = _NO_ADDRESS if write[i + 1] else address[i + 1]
                 gap = np.int64(time[i + 1] - now)
             kind, empty = _pmd_kind(slot, gap, following, t, count, config)
-            count[WALKS_BROKEN] += count[WALK_PMD] >= 0
+            count[WALKS_BROKEN] += pmd_line >= 0
             count[WALKS_WHOLE] += kind != PMD_READ
-            count[WALK_PMD] = slot if kind == PMD_READ else -1
+            pmd_line = slot if kind == PMD_READ else -1
             count[WALK_PMD_TICKS] = now
         else:
             reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
@@ -434,6 +441,8 @@ def _replay(
                 owed[slot] += 1
                 t.owed_ticks[slot] = now
     count[N_OUTPUT] = n_output
+    count[WALK_PMD] = pmd_line
+    count[WALKS_BROKEN] += lone_reads
 
 
 class Records(NamedTuple):

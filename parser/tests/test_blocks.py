@@ -136,17 +136,18 @@ def stream(tmp_path) -> Path:
     return path
 
 
-def test_each_flipped_byte_is_noticed(stream):
-    """Every byte of a block with records, padding and check word."""
+def test_a_flipped_bit_of_any_word_is_noticed(stream):
+    """Every word of a block; every byte of header, time, first record and check word."""
     data = bytearray(stream.read_bytes()[-wire.BLOCK_BYTES :])
     stream.write_bytes(data)
     assert sum(chunk.time.size for chunk in BusReader(stream)) > 0
-    for at in range(wire.BLOCK_BYTES):
-        data[at] ^= 1 << at % 8
+    special = [*range(24), *range(wire.BLOCK_BYTES - 16, wire.BLOCK_BYTES)]
+    for at in [8 * word + word % 8 for word in range(wire.BLOCK_WORDS)] + special:
+        data[at] ^= 1 << at % 7
         stream.write_bytes(data)
         with pytest.raises(ParseError, match="block 0 at byte 0"):
             list(BusReader(stream))
-        data[at] ^= 1 << at % 8
+        data[at] ^= 1 << at % 7
 
 
 @pytest.mark.parametrize("offset", [0, 5, 8, 16, 4000, 8190])
