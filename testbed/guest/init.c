@@ -120,6 +120,10 @@ static void tell(const char *format, ...)
 	va_end(ap);
 	if (n > (int)sizeof(line) - 2)
 		n = sizeof(line) - 2;
+	/* Names may hold anything; a line is a line. */
+	for (int i = 0; i < n; i++)
+		if (line[i] == '\n')
+			line[i] = ' ';
 	line[n++] = '\n';
 	pthread_mutex_lock(&control_lock);
 	write_all(control, line, n);
@@ -411,10 +415,11 @@ static void copy_to_log(const char *from, const char *name)
 {
 	size_t size;
 	char *data = slurp(from, &size);
-	int fd = create_log(name);
+	int fd;
 
 	if (!data)
 		fail_errno("read %s", from);
+	fd = create_log(name);
 	if (fd < 0 || !write_all(fd, data, size) || close(fd))
 		tell("log-failed kernel/%s: %s", name, strerror(errno));
 	free(data);

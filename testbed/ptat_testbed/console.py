@@ -10,11 +10,11 @@ from pathlib import Path
 _COMPLAINT = re.compile(
     r"WARNING:|BUG:|Oops|Kernel panic|\bptat:|rcu: INFO:|blocked for more than|soft lockup"
     r"|general protection fault|Out of memory|oom-kill|page allocation failure|Call Trace:"
-    r"|unable to handle|Bad page|Bad rss-counter|non-zero pgtables_bytes"
+    r"|unable to handle|Bad page|Bad rss-counter|non-zero pgtables_bytes|HugeTLB: allocating"
 )
 _PANIC = re.compile(r"Kernel panic.*")
 _OURS = re.compile(r"\bptat: .*")
-_OUT_OF_MEMORY = re.compile(r"Out of memory: Killed process \d+ \(.*?\)")
+_WANT_OF_MEMORY = re.compile(r"Out of memory: Killed process \d+ \(.*?\)|HugeTLB: .* failed.*")
 
 
 def read(path: Path) -> list[str]:
@@ -44,6 +44,6 @@ def ours(lines: list[str]) -> str | None:
     return _first(_OURS, lines)
 
 
-def out_of_memory(lines: list[str]) -> str | None:
-    """Which process the kernel killed for want of memory, if it did."""
-    return _first(_OUT_OF_MEMORY, lines)
+def want_of_memory(lines: list[str]) -> str | None:
+    """What the kernel could not do, or whom it killed, because the guest has too little memory."""
+    return _first(_WANT_OF_MEMORY, lines)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -145,7 +146,10 @@ class _Output:
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # whoever gave us this descriptor wants it so
+            select.select([], [fd], [])
 
 
 def _send_input(port: socket.socket) -> None:
@@ -218,6 +222,7 @@ class Guest:
         self._outcome = Outcome()
         self._outputs: dict[str, _Output] = {}
         self._wakeups = _Wakeups()
+        self._stopped = False
         self._done = False
 
     def run(self) -> Outcome:
@@ -232,7 +237,9 @@ class Guest:
                 self._send(self._configuration)
                 with progress("booting the guest"):
                     self._serve(BOOT_TIMEOUT_S, lambda: self._outcome.started)
-                self._serve(SILENCE_TIMEOUT_S, self._finished)
+                self._serve(SILENCE_TIMEOUT_S, lambda: self._stopped)
+                with progress("fetching the rest of the log, checking the guest's page tables"):
+                    self._serve(SILENCE_TIMEOUT_S, self._finished)
             except (GuestDied, QmpError) as death:
                 if not self._outcome.started and not self._outcome.interrupted:
                     raise BoardError(str(death)) from None
@@ -304,6 +311,7 @@ class Guest:
         elif word == "stop":
             self._on_stop()
             self._send(b"go\n")
+            self._stopped = True
         elif word in self._outputs:
             self._outputs[word].expected = int(rest)
         elif word == "log-failed":

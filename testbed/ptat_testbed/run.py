@@ -29,7 +29,6 @@ KERNEL_PARAMETERS = (
     "console=ttyS0",
     "loglevel=5",
     "nokaslr",
-    "mitigations=off",
     "oops=panic",
     "panic=-1",
     "tsc=reliable",
@@ -166,8 +165,8 @@ class Recording:
             outcome.failure = errors[0]
         elif outcome.failure and not outcome.interrupted:
             outcome.failure = self._in_words(outcome.failure)
-        if victim := console.out_of_memory(console.read(self._console)):
-            print(f"ptat: in the guest: {victim}: give it more --memory", file=sys.stderr)
+        if want := console.want_of_memory(console.read(self._console)):
+            print(f"ptat: in the guest: {want}: give it more --memory", file=sys.stderr)
         return RecordResult(
             exit_status=outcome.exit_status,
             complete=outcome.failure is None,

@@ -45,9 +45,17 @@ def test_panic_and_memory():
     assert console.panic(lines) == (
         "Kernel panic - not syncing: Out of memory: panic_on_oom is enabled"
     )
-    assert console.out_of_memory(lines) == "Out of memory: Killed process 41 (python3)"
+    assert console.want_of_memory(lines) == "Out of memory: Killed process 41 (python3)"
     assert console.panic(QUIET) is None
-    assert console.out_of_memory(QUIET) is None
+    assert console.want_of_memory(QUIET) is None
+    few = "HugeTLB: allocating 512 of page size 2.00 MiB failed.  Only allocated 59 hugepages."
+    assert console.want_of_memory([f"[    0.5] {few}"]) == few
+
+
+def test_what_our_part_of_the_kernel_says():
+    line = "[    0.0] ptat: [mem 0x40000000 +0x10000] is smaller than 256K, tracing is off"
+    assert console.ours([*QUIET, line]) == line.partition("] ")[2]
+    assert console.ours(QUIET) is None
 
 
 def test_read(tmp_path: Path):

@@ -156,12 +156,13 @@ def test_death_by_signal(tmp_path: Path):
 
 
 def test_command_that_is_not_there(tmp_path: Path):
-    script = tmp_path / "script"
+    script = tmp_path / "a script\nof two lines"
     script.write_text("#!/nowhere/interpreter\n")
     script.chmod(0o755)
     done = record(tmp_path / "session", str(script))
     assert done.returncode == 2
-    assert f"cannot run {script}: No such file or directory" in done.stderr.decode()
+    name = str(script).replace("\n", " ")
+    assert f"cannot run {name}: No such file or directory" in done.stderr.decode()
     assert b"Traceback" not in done.stderr
     assert not (tmp_path / "session").exists()
 

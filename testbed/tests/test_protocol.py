@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The host's side of the protocol with the guest's init, which a thread plays here."""
 
+import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +38,12 @@ class FakeInit:
         self.commands = self.control.makefile("rb")
         self.configuration = b""
 
-    def boot(self) -> None:
+    def configure(self) -> None:
         while not self.configuration.endswith(b"\0\0"):
             self.configuration += self.control.recv(1)
+
+    def boot(self) -> None:
+        self.configure()
         self.control.sendall(UP)
         assert self.commands.readline() == b"go\n"
 
@@ -151,6 +156,38 @@ def test_output_is_waited_for(capfd: pytest.CaptureFixture[str]):
     assert capfd.readouterr().out == late.decode()
 
 
+def test_output_that_does_not_block():
+    """A pipe that is full for the moment is no reader that has gone."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    sent = b"x" * 1_000_000
+    stdout = os.dup(1)
+    os.dup2(writer, 1)
+    got = bytearray()
+
+    def read() -> None:
+        time.sleep(0.2)
+        while len(got) < len(sent):
+            got.extend(os.read(reader, 1 << 20))
+
+    def play(init: FakeInit) -> None:
+        init.boot()
+        init.ports["stdout"].sendall(sent)
+        init.end(stdout=len(sent))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        assert run(play).failure is None
+    finally:
+        os.dup2(stdout, 1)
+        for fd in (stdout, writer):
+            os.close(fd)
+        thread.join()
+        os.close(reader)
+    assert got == sent
+
+
 def test_guest_that_cannot_start():
     def play(init: FakeInit) -> None:
         init.control.sendall(b"error mount 9p on /lower: No such device\n")
@@ -231,6 +268,10 @@ def test_second_interrupt_ends_the_guest():
 
 
 def test_interrupt_while_booting():
-    outcome = run(lambda _: signal.raise_signal(signal.SIGINT))
+    def play(init: FakeInit) -> None:
+        init.configure()
+        signal.raise_signal(signal.SIGINT)
+
+    outcome = run(play)
     assert outcome.interrupted
     assert not outcome.started
