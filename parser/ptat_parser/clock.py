@@ -15,15 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 DRIFT_MAX = 1e-3
-"""A larger drift within less than a second is taken for noise, not for drift."""
+"""No crystal drifts more: the pairs are too few to tell, or the kernel's frequency is wrong."""
+
+DELAY_MAX_NS = 100_000.0
+"""Median delay of an event after its marker that a busy machine explains."""
 
 
 @dataclass(frozen=True)
 class Clock:
     """A linear map between the two clocks.
 
-    `origin_ticks` of the bus is `origin_cycles` of the kernel's clock; `residual_ns` is the
-    median delay between a marker's store and its event.
+    `origin_ticks` of the bus is `origin_cycles` of the kernel's clock; `cycles_hz` is that clock's
+    frequency, as the kernel has it unless `miscalibrated`; `residual_ns` is the median delay
+    between a marker's store and its event.
     """
 
     origin_ticks: int
@@ -33,6 +37,7 @@ class Clock:
     drift_ppm: float
     residual_ns: float
     pairs: int
+    miscalibrated: bool = False
 
     @property
     def origin_ns(self) -> int:
@@ -72,7 +77,11 @@ def fit(
     tick_hz: float,
     cycles_hz: float,
 ) -> Clock:
-    """Fit the clock to marker pairs, shape ``(pairs,)`` each; without any, time starts at 0."""
+    """Fit the clock to marker pairs, shape ``(pairs,)`` each; without any, time starts at 0.
+
+    Where the pairs contradict `cycles_hz` (a kernel that measured its TSC on a busy host), the
+    board's `tick_hz` is believed.
+    """
     nominal = cycles_hz / tick_hz
     if ticks.size == 0:
         return Clock(0, 0, nominal, cycles_hz, 0.0, 0.0, 0)
@@ -81,9 +90,16 @@ def fit(
     x = (ticks[order] - np.uint64(origin_ticks)).astype(np.float64)
     y = (cycles[order] - np.uint64(origin_cycles)).view(np.int64) - x * nominal
     slope, intercept = _edge_below(x, y)
-    if abs(slope / nominal) > DRIFT_MAX and x[-1] < tick_hz:
-        slope, intercept = 0.0, float(y.min())
+    miscalibrated = False
+    if abs(slope / nominal) > DRIFT_MAX:
+        flat = float(y.min())
+        miscalibrated = float(np.median(y - flat)) * 1e9 / cycles_hz > DELAY_MAX_NS
+        if not miscalibrated:
+            slope, intercept = 0.0, flat
     delay = y - (intercept + slope * x)
+    if miscalibrated:
+        nominal, slope = nominal + slope, 0.0
+        cycles_hz = nominal * tick_hz
     return Clock(
         origin_ticks,
         origin_cycles + round(intercept),
@@ -92,6 +108,7 @@ def fit(
         slope / nominal * 1e6,
         float(np.median(delay)) * 1e9 / cycles_hz,
         int(ticks.size),
+        miscalibrated,
     )
 
 

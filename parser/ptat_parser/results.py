@@ -405,7 +405,7 @@ def _summary(
             {"cookie": cookie, "time_ns": _ns(fitted, ticks)}
             for cookie, ticks in done.rpt.user_markers
         ],
-        "warnings": _warnings(session, faults),
+        "warnings": _warnings(session, faults, fitted),
     }
 
 
@@ -413,13 +413,18 @@ def _ns(fitted: Clock, ticks: int | None) -> int | None:
     return None if ticks is None else int(fitted.to_ns(np.array([ticks], np.uint64))[0])
 
 
-def _warnings(session: Session, faults: bool) -> list[str]:
+def _warnings(session: Session, faults: bool, fitted: Clock) -> list[str]:
     warnings = []
     if not session.complete:
         warnings.append(f"the recording is incomplete: {session.incomplete_reason}")
     if not faults:
         warnings.append(
             "page faults were not recorded: some walks that ended in a fault count as misses"
+        )
+    if fitted.miscalibrated:
+        warnings.append(
+            f"the kernel took its clock for {session.kernel.tsc_hz / 1e6:.0f} MHz; by the board's"
+            f" it is {fitted.cycles_hz / 1e6:.0f} MHz, which times are given in"
         )
     return warnings
 

@@ -42,6 +42,18 @@ def test_short_recordings_keep_the_nominal_frequency():
     assert (fitted.drift_ppm, fitted.cycles_per_tick) == (0, 2.6)
 
 
+@pytest.mark.parametrize("factor", [0.035, 0.98, 1.02, 10.0])
+def test_a_frequency_that_the_kernel_got_wrong(factor):
+    """Seen on a busy host: 92 MHz for a TSC of 2.6 GHz."""
+    ticks, cycles = pairs(0, lambda choose, n: choose.exponential(3000, n), 40, 3e8)
+    fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ * factor)
+    assert fitted.miscalibrated
+    assert fitted.cycles_hz == pytest.approx(CYCLES_HZ, rel=1e-4)
+    error = fitted.to_ticks(cycles).astype(np.int64) - ticks.astype(np.int64)
+    assert error.min() >= -2
+    assert fitted.residual_ns < 5000
+
+
 def test_one_pair_and_none():
     one = clock.fit(np.array([50], np.uint64), np.array([2600], np.uint64), TICK_HZ, CYCLES_HZ)
     assert one.to_ns(np.array([50, 150], np.uint64)).tolist() == [1000, 1100]
