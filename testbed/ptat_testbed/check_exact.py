@@ -130,7 +130,7 @@ def one_store_a_fault(run: Run) -> None:
     opens_a_table = columns["vaddr"][inside] % PTE_TABLE_SPAN_BYTES == 0
     wrong = columns["stores"][inside] != 2 - opens_a_table
     if wrong.any():
-        raise Wrong(f"{np.count_nonzero(wrong)} pages of seqpage took more or fewer stores than two")
+        raise Wrong(f"{np.count_nonzero(wrong)} pages of seqpage took other than two stores")
 
 
 def predicted_and_one_store(run: Run) -> None:
