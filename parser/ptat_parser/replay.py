@@ -33,6 +33,7 @@ from ptat_parser.rpt import (
     LEAF,
     NOTHING_PENDING,
     TABLE,
+    UNTRACED,
     WRITTEN,
     Rpt,
     Tables,
@@ -164,30 +165,34 @@ def _table_line(next_address: Integer, t: Tables, config: _Config) -> Integer:
 @jit
 def _pmd_kind(
     slot: Integer, gap: Integer, next_address: Integer, t: Tables, count: I64, config: _Config
-) -> tuple[Integer, bool]:
-    """What a read of a line of PMD entries was, and whether its entry was certainly empty.
+) -> tuple[Integer, bool, bool]:
+    """What a read of a line of PMD entries was.
 
     `next_address` is read `gap` ticks later. Where the line holds both huge pages and tables,
-    that decides: a walk goes on to the table at once, the next walk comes later.
+    that decides: a walk goes on to the table at once, the next walk comes later. Returns the
+    kind, whether the entry was certainly empty and whether the walk goes on in the region.
     """
     leaves: Integer = 0
     tables: Integer = 0
+    untraced: Integer = 0
     for s in range(slot, slot + config.line):
         leaves += t.state[s] == LEAF
         tables += t.state[s] == TABLE
-    if leaves + tables == 0:
-        return FAULT, True
-    if tables == 0:
-        return MISS, False
-    if tables == config.line:
-        return PMD_READ, False
-    if _table_line(next_address, t, config) != slot:
-        return (MISS, False) if leaves else (FAULT, True)
+        untraced += t.state[s] == UNTRACED
+    if tables and _table_line(next_address, t, config) == slot:
+        if leaves:
+            count[AMBIGUOUS] += 1
+            if count[WALK_STEP] and 16 * gap > 2 * count[WALK_STEP]:
+                return MISS, False, False
+        return PMD_READ, False, True
     if leaves:
-        count[AMBIGUOUS] += 1
-        if count[WALK_STEP] and 16 * gap > 2 * count[WALK_STEP]:
-            return MISS, False
-    return PMD_READ, False
+        count[AMBIGUOUS] += untraced > 0
+        return MISS, False, False
+    if untraced:
+        return PMD_READ, False, False
+    if tables == config.line:
+        return PMD_READ, False, True
+    return FAULT, True, False
 
 
 @jit
@@ -278,7 +283,7 @@ def _fault(
         line = slot & -config.line
         if _settle(line, timed.time[i], t, count, config.patience):
             return
-        if t.state[slot] == TABLE:
+        if t.state[slot] in (TABLE, UNTRACED):
             line = -1
     if line < 0:
         page = np.int64(t.page_of_range[timed.range1[i]])
@@ -403,10 +408,10 @@ def _replay(
             if i + 1 < time.size:
                 following = _NO_ADDRESS if write[i + 1] else address[i + 1]
                 gap = np.int64(time[i + 1] - now)
-            kind, empty = _pmd_kind(slot, gap, following, t, count, config)
+            kind, empty, goes_on = _pmd_kind(slot, gap, following, t, count, config)
             count[WALKS_BROKEN] += pmd_line >= 0
-            count[WALKS_WHOLE] += kind != PMD_READ
-            pmd_line = slot if kind == PMD_READ else -1
+            count[WALKS_WHOLE] += not goes_on
+            pmd_line = slot if goes_on else -1
             count[WALK_PMD_TICKS] = now
         else:
             reason = IN_MARKERS if offset < marker_bytes else NO_TABLE

@@ -29,7 +29,7 @@ ENTRY_SHIFT = {1: 12, 2: 21}
 """log2 of the bytes that one entry of a table of this level maps."""
 
 # State of a slot. A PTE slot is only known as never written or written.
-EMPTY, TABLE, LEAF = range(3)
+EMPTY, TABLE, LEAF, UNTRACED = range(4)  # UNTRACED: a table outside the region
 WRITTEN = 1
 CLEARING = 2  # of `Tables.mapped`: cleared by the next store to the line
 NOTHING_PENDING = (
@@ -249,7 +249,7 @@ class Rpt:
             if parent >= 0:
                 base = self.ranges[parent].base + parent_slot % ENTRIES * span
                 self.inconsistent += self.ranges[parent].mm != mm_index
-            self._announce(slot_address, TABLE)
+            self._announce(slot_address, TABLE if self._inside(event.pa) else UNTRACED)
         if not self._inside(event.pa):  # the region was full
             self.mms[mm_index].untraced.add((level, base))
             return

@@ -8,7 +8,7 @@ from ptat_parser import kernel_log
 from ptat_parser.kernel_log import TableEvent
 from ptat_parser.replay import FAULT, LAGS_ENOUGH, MISS, PMD_READ
 
-EMPTY, TABLE, LEAF = "empty", "table", "leaf"
+EMPTY, TABLE, LEAF, UNTRACED = "empty", "table", "leaf", "untraced"
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Reference:
             if parent:
                 if parent.owner:
                     base = parent.owner[1] + slot[1] * size
-                self.announce(e.slot_pa, TABLE)
+                self.announce(e.slot_pa, TABLE if at else UNTRACED)
             if at:
                 page = self.pages[at[0]]
                 page.read_level = page.store_level = e.level
@@ -128,7 +128,7 @@ class Reference:
             page, index = self.pages[number], va >> 21 & 511
             if self.settle(ticks, page, index):
                 return
-            if page.state[index] != TABLE:
+            if page.state[index] not in (TABLE, UNTRACED):
                 self.blame(ticks, number, page, index)
                 return
         number = self.serving.get((mm, va >> 21 << 21, 1))
@@ -194,8 +194,8 @@ class Reference:
             elif self.walk:
                 self.walk = None
         else:
-            kind, empty = self.pmd_kind(page, line, ticks, following)
-            self.walk = (number, line, ticks) if kind == PMD_READ else None
+            kind, empty, goes_on = self.pmd_kind(page, line, ticks, following)
+            self.walk = (number, line, ticks) if goes_on else None
         if empty:
             page.owed[line] += 1
             page.owed_ticks[line] = ticks
@@ -217,30 +217,32 @@ class Reference:
                 step = usual + change // 8
             self.step_16 = step
 
-    def pmd_kind(self, page: Page, line: int, ticks: int, following) -> tuple[int, bool]:
-        states = [page.state[i] for i in range(line * self.line, (line + 1) * self.line)]
-        kinds = set(states)
-        if kinds == {EMPTY}:
-            return FAULT, True
-        if TABLE not in kinds:
-            return MISS, False
-        if kinds == {TABLE}:
-            return PMD_READ, False
+    def pmd_kind(self, page: Page, line: int, ticks: int, following) -> tuple[int, bool, bool]:
+        states = {page.state[i] for i in range(line * self.line, (line + 1) * self.line)}
         next_page = None
         if following:
             at = self.locate(following[1])
             next_page = self.pages.get(at[0]) if at else None
-        goes_on = (
-            next_page is not None
+        followed = (
+            TABLE in states
+            and next_page is not None
             and next_page.read_level == 1
             and next_page.parent is not None
             and next_page.parent[0] is page
             and next_page.parent[1] // self.line == line
         )
-        if not goes_on:
-            return (MISS, False) if LEAF in kinds else (FAULT, True)
-        late = self.step_16 and 16 * (following[0] - ticks) > 2 * self.step_16
-        return (MISS if LEAF in kinds and late else PMD_READ), False
+        if followed:
+            late = self.step_16 and 16 * (following[0] - ticks) > 2 * self.step_16
+            if LEAF in states and late:
+                return MISS, False, False
+            return PMD_READ, False, True
+        if LEAF in states:
+            return MISS, False, False
+        if UNTRACED in states:
+            return PMD_READ, False, False
+        if states == {TABLE}:
+            return PMD_READ, False, True
+        return FAULT, True, False
 
 
 def classify(

@@ -16,6 +16,7 @@ from ptat_parser import truth, wire
 from ptat_parser.blocks import BlockWriter
 
 REGION_BASE = 0x4000_0000
+ELSEWHERE = 0x1_2345_6000  # of a table outside the region
 MARKER_SLOTS = 1024
 MARKER_STRIDE = 64
 TSC_HZ = 2_600_000_000
@@ -185,6 +186,7 @@ class Machine:
         levels: str = "pte+pmd",
         entries: bool = False,
         psc: bool = True,
+        untraced: float = 0.0,
     ) -> None:
         self.rng = random.Random(seed)
         self.granularity = granularity
@@ -193,6 +195,7 @@ class Machine:
         self.levels = levels
         self.entries = entries
         self.psc = psc
+        self.untraced = untraced  # share of PTE tables that find the region full
         self.free = [REGION_BASE + (16 + i) * 4096 for i in range(region_pages)]
         self.now = 1000
         self.seq = 0
@@ -247,6 +250,9 @@ class Machine:
         return min(set(range(100, 200)) - {mm.pgd_pfn for mm in self.mms})
 
     def _alloc(self, mm: Mm, va: int, level: int) -> Table:
+        if level == 1 and self.untraced and self.rng.random() < self.untraced:
+            self.event("ptat_table_alloc", mm=mm.id, pa=0, va=0, level=1)
+            return Table(0, 1)
         pa = self.free.pop(self.rng.randrange(len(self.free)))
         if level == 2 and self.levels == "pte":
             self.free.append(pa)
@@ -278,7 +284,7 @@ class Machine:
             self.event(
                 "ptat_table_link",
                 mm=mm.id,
-                pa=table.pa,
+                pa=table.pa or ELSEWHERE,
                 slot_pa=slot or 0x1000 + 8 * index,
                 va=va >> 21 << 21,
                 level=1,
@@ -292,7 +298,7 @@ class Machine:
         table = self.pte(mm, va)
         index = va >> 12 & 511
         slot = self.slot(table, index)
-        if self.entries:
+        if self.entries and slot:
             self.event("ptat_pte_set", mm=mm.id, slot_pa=slot, va=va, entry=0x67, level=1)
         self.store(slot)
         table.entries[index] = Leaf(writable)
@@ -301,7 +307,7 @@ class Machine:
         table = self.pte(mm, va)
         index = va >> 12 & 511
         slot = self.slot(table, index)
-        if self.entries:
+        if self.entries and slot:
             self.event("ptat_pte_clear", mm=mm.id, slot_pa=slot, va=va, entry=0, level=1)
         self.store(slot)
         table.entries.pop(index, None)
@@ -386,7 +392,7 @@ class Machine:
                 self.event(
                     "ptat_table_link",
                     mm=mm.id,
-                    pa=table.pa,
+                    pa=table.pa or ELSEWHERE,
                     slot_pa=0x1000 + 8 * index,
                     va=(new >> 30 << 30) + (index << 21),
                     level=1,
@@ -415,6 +421,11 @@ class Machine:
             else:
                 self.now += 1
                 return self._end(mm, va, 21, time, entry, write, in_region)
+        if not table.pa:
+            self.now += 1
+            return self._end(
+                mm, va, 12, self.now, table.entries.get(va >> 12 & 511), write, truth.Flag(0)
+            )
         after_ns = range(40, 60) if in_region else range(150, 400)
         time = self.access_bus(self.slot(table, va >> 12 & 511), False, after_ns)
         return self._end(

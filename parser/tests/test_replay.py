@@ -109,12 +109,13 @@ def add_losses(machine: synthetic.Machine, choose: random.Random) -> None:
     granularity=st.sampled_from([8, 32, 64]),
     levels=st.sampled_from(["pte", "pte+pmd"]),
     lossy=st.booleans(),
+    untraced=st.sampled_from([0, 0.3]),
     chunk_blocks=st.sampled_from([1, 1024]),
 )
 def test_compiled_replay_equals_the_reference(
-    tmp_path_factory, seed, steps, granularity, levels, lossy, chunk_blocks
+    tmp_path_factory, seed, steps, granularity, levels, lossy, untraced, chunk_blocks
 ):
-    machine = synthetic.Machine(seed, granularity, levels=levels).run(steps)
+    machine = synthetic.Machine(seed, granularity, levels=levels, untraced=untraced).run(steps)
     if lossy:
         add_losses(machine, random.Random(seed))
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
@@ -145,6 +146,20 @@ def test_misses_are_those_that_the_machine_had(
     ]
     assert done.counters[replaying.UNEXPLAINED] == 0
     assert done.counters[replaying.FAULTS_UNMATCHED] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_full_region_costs_only_what_it_could_not_hold(tmp_path, seed):
+    machine = synthetic.Machine(seed, untraced=0.5).run(200)
+    *_, done, rows = replay(machine.write(tmp_path / "s"))
+    assert [(t, mm, va) for t, kind, mm, va, _ in rows if kind == replaying.MISS] == [
+        (t, mm, va) for t, mm, va, _ in machine.expected
+    ]
+    assert done.counters[replaying.FAULTS_UNMATCHED] == 0
+    faulted = sum(kind == replaying.FAULT for _, kind, *_ in rows)
+    assert (
+        faulted == done.counters[replaying.FAULTS_EMPTY] + done.counters[replaying.FAULTS_MATCHED]
+    )
 
 
 def kinds_and_pages(path):
