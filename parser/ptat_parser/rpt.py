@@ -155,7 +155,8 @@ class Rpt:
         """Apply an event that is announced at `time_ticks`."""
         kind = event.kind
         if kind == kernel_log.MARKER:
-            self.user_markers.append((event.cookie, time_ticks))
+            if event.cookie:
+                self.user_markers.append((event.cookie, time_ticks))
             return
         mm_index = self.mm_index(event.mm)
         mm = self.mms[mm_index]
