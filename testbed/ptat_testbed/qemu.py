@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError
+from ptat_parser import wire
 from ptat_testbed.sizes import LOWMEM_MAX_BYTES
 
 PROGRAM = "qemu-system-x86_64"
@@ -25,6 +26,8 @@ INSTALL_HINT = (
     "install qemu-system-x86 10 or newer; Debian 12 has it in bookworm-backports:"
     " apt install -t bookworm-backports qemu-system-x86"
 )
+# No BAR may lie where the capture stream cannot name it.
+PHYSICAL_ADDRESS_BITS = wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
 # Devices that the guest would only lose time with.
 LEAN = ",i8042=off,sata=off,smbus=off,vmport=off"
 PLUGIN_SAYS = "ptat plugin: "
@@ -96,7 +99,8 @@ def arguments(
     """QEMU's arguments, without the program."""
     args = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     args += ["-machine", f"q35,max-ram-below-4g={LOWMEM_MAX_BYTES},memory-backend=ram{LEAN}"]
-    args += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]
+    args += ["-accel", "tcg,thread=multi"]
+    args += ["-cpu", f"max,la57=off,phys-bits={PHYSICAL_ADDRESS_BITS}"]
     args += ["-smp", str(config.cpus), "-m", f"{config.memory_bytes // 1024}K"]
     args += [
         "-object",

@@ -68,7 +68,7 @@ class Settings:
         cpus = sizes.parse_count(options.get("cpus", "1"), "--cpus", CPUS_MAX)
         parameters = list(KERNEL_PARAMETERS)
         if hugepages := options.get("hugepages"):
-            parameters += sizes.parse_hugepages(hugepages)
+            parameters += sizes.parse_hugepages(hugepages, memory_bytes)
         region_bytes = request.region_bytes or sizes.default_region(memory_bytes)
         return cls(memory_bytes, cpus, region_bytes, parameters)
 

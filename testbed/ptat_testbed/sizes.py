@@ -46,19 +46,26 @@ def parse_count(text: str, option: str, maximum: int) -> int:
     return int(text)
 
 
-def parse_hugepages(text: str) -> list[str]:
-    """The kernel's parameters for ``2M:512`` or ``2M:512,1G:1``.
+def parse_hugepages(text: str, memory_bytes: int) -> list[str]:
+    """The kernel's parameters for ``2M:512`` or ``2M:512,1G:1`` in a guest of that memory.
 
-    :raises BoardError: it is no such list.
+    :raises BoardError: it is no such list, or leaves the guest too little memory.
     """
     parameters = []
+    reserved_bytes = 0
     for item in text.split(","):
         size, _, count = item.partition(":")
-        if size not in ("2M", "1G") or not count.isdigit():
+        if size not in ("2M", "1G") or not count.isdecimal():
             raise BoardError(
                 f"--hugepages {text}: not a list of sizes and numbers", "write it as 2M:512"
             )
         parameters += [f"hugepagesz={size}", f"hugepages={count}"]
+        reserved_bytes += parse_size(size, "--hugepages") * int(count)
+    if reserved_bytes > memory_bytes * 3 // 4:
+        raise BoardError(
+            f"--hugepages {text}: more than three quarters of the guest's memory",
+            f"use --memory {-(-reserved_bytes * 4 // (3 * GIB))}G",
+        )
     return parameters
 
 

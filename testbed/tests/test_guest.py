@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ptat_parser.blocks import BusReader
 from ptat_parser.session import Session
 from ptat_testbed import build
 
@@ -148,6 +149,16 @@ def test_streams_and_status(tmp_path: Path, board: str):
     assert sent in done.stderr
     assert description(tmp_path / "session")["complete"]
     assert description(tmp_path / "session")["command"]["exit_status"] == 41
+
+
+def test_bar_of_a_guest_with_memory_above_4_gib(tmp_path: Path):
+    """The firmware would place the BAR beyond what the capture stream's addresses reach."""
+    options = ("--board", "testbed-bar", "--memory", "4G")
+    assert record(tmp_path / "session", "true", options=options).returncode == 0
+    session = Session(tmp_path / "session")
+    region = range(session.region.base, session.region.base + session.region.size_bytes)
+    accesses = [chunk.address for chunk in BusReader(session.bus_path)]
+    assert all(min(part) in region and max(part) in region for part in accesses)
 
 
 def test_death_by_signal(tmp_path: Path):

@@ -39,7 +39,7 @@ def test_not_a_count(text: str):
 
 
 def test_hugepages():
-    assert sizes.parse_hugepages("2M:512,1G:1") == [
+    assert sizes.parse_hugepages("2M:512,1G:1", 4 * GIB) == [
         "hugepagesz=2M",
         "hugepages=512",
         "hugepagesz=1G",
@@ -50,7 +50,14 @@ def test_hugepages():
 @pytest.mark.parametrize("text", ["", "512", "3M:1", "2M:", "2M:x", "2M:1,"])
 def test_not_hugepages(text: str):
     with pytest.raises(BoardError, match="--hugepages"):
-        sizes.parse_hugepages(text)
+        sizes.parse_hugepages(text, 64 * GIB)
+
+
+def test_hugepages_leave_memory():
+    assert sizes.parse_hugepages("2M:1536", 4 * GIB)
+    with pytest.raises(BoardError, match="three quarters") as error:
+        sizes.parse_hugepages("2M:1537", 4 * GIB)
+    assert error.value.hint == "use --memory 5G"
 
 
 @pytest.mark.parametrize("memory_bytes", [256 * MIB, 1000 * MIB, 2 * GIB, 3 * GIB, 640 * GIB])
