@@ -15,4 +15,8 @@ Integer: TypeAlias = Any
 """A Python integer to Python, a machine integer to numba."""
 
 jit = numba.njit(cache=True, nogil=True)
-"""Compile on first use, keep the code for later runs, let other threads run meanwhile."""
+"""Compile on first use, keep the code for later runs, let other threads run meanwhile.
+
+numba compiles a module's functions again when that module changes, not when one that it takes
+constants from does: touch the former too.
+"""

@@ -255,12 +255,17 @@ def _match_fault(
 
 
 @jit
-def _settle(line: Integer, time: Integer, t: Tables, count: I64, patience: Integer) -> bool:
-    """Set a fault event off against a read of an empty entry of this line, if one is owed."""
+def _settle(
+    line: Integer, empty: bool, time: Integer, t: Tables, count: I64, patience: Integer
+) -> bool:
+    """Set a fault event off against a read of an empty entry of this line, if one is owed.
+
+    While the entry is still `empty` there is no other read that the event can be about.
+    """
     if not t.owed[line]:
         return False
     lag = np.int64(time) - np.int64(t.owed_ticks[line])
-    if lag > patience:
+    if lag > patience and not empty:
         t.owed[line] = 0
         return False
     t.owed[line] -= 1
@@ -281,7 +286,7 @@ def _fault(
     if page >= 0:
         slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(21)) % ENTRIES
         line = slot & -config.line
-        if _settle(line, timed.time[i], t, count, config.patience):
+        if _settle(line, t.state[slot] == EMPTY, timed.time[i], t, count, config.patience):
             return
         if t.state[slot] in (TABLE, UNTRACED):
             line = -1
@@ -292,7 +297,7 @@ def _fault(
             return
         slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
         line = slot & -config.line
-        if _settle(line, timed.time[i], t, count, config.patience):
+        if _settle(line, t.state[line] == EMPTY, timed.time[i], t, count, config.patience):
             return
     _match_fault(line, timed.time[i], t, out, pages, count)
 

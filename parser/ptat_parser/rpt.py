@@ -115,6 +115,7 @@ class Rpt:
         self._range_index: dict[Range, int] = {}
         self._frames = 0
         self._child: dict[int, int] = {}  # slot → page of the region linked there
+        self._slot_outside: dict[int, int] = {}  # page of the region → slot_pa, if outside of it
         self._frame_of_range: dict[int, int] = {}  # the last that served it, perhaps still does
         # Page numbers of a range's entries while no page of the region serves it.
         self._parked: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]] = {}
@@ -182,7 +183,7 @@ class Rpt:
         elif kind == kernel_log.TABLE_LINK:
             self._link(mm_index, event, level)
         elif kind == kernel_log.TABLE_MOVE:
-            self._move(mm_index, self._page(event.pa), event.va)
+            self._move(mm_index, event.pa, event.va)
 
     def slot(self, address: int) -> int:
         """Slot index of a physical address, or -1 where no table was ever."""
@@ -258,13 +259,23 @@ class Rpt:
         page = self._page(event.pa)
         if parent_slot >= 0:
             self._child[parent_slot] = page
+            self._slot_outside.pop(page, None)
+        else:
+            self._slot_outside[page] = slot_address
         self.tables.level[page] = self.tables.store_level[page] = level
         self.tables.parent_slot[self.tables.frame[page]] = parent_slot
         self._own(page, self.range_index(mm_index, base, level))
 
-    def _move(self, mm_index: int, page: int, va: int) -> None:
+    def _move(self, mm_index: int, address: int, va: int) -> None:
         span = ENTRIES << ENTRY_SHIFT[2]
         base = va // span * span
+        if not self._inside(address):  # a table of PMDs that is not traced, with some below it
+            for page, slot_address in list(self._slot_outside.items()):
+                if slot_address >> PAGE_SHIFT == address >> PAGE_SHIFT:
+                    i = (slot_address >> 3) % ENTRIES
+                    self._own(page, self.range_index(mm_index, base + i * (span // ENTRIES), 1))
+            return
+        page = self._page(address)
         self._own(page, self.range_index(mm_index, base, 2))
         first = self._slots(page).start
         for i in range(ENTRIES):
@@ -318,3 +329,4 @@ class Rpt:
         parent_slot = int(self.tables.parent_slot[frame])
         if self._child.get(parent_slot) == page:
             del self._child[parent_slot]
+        self._slot_outside.pop(page, None)

@@ -90,6 +90,7 @@ class Reference:
             if page.owner and self.serving.get(page.owner) == at[0]:
                 del self.serving[page.owner]
             page.parent = None
+            page.slot = 0
         elif e.kind == kernel_log.TABLE_LINK:
             size = 512 << (12 if e.level == 1 else 21)
             base = e.va // size * size
@@ -107,7 +108,12 @@ class Reference:
                         if other.parent == (parent, slot[1]):
                             other.parent = None
                 page.parent = (parent, slot[1]) if parent else None
+                page.slot = e.slot_pa
                 self.own(at[0], (e.mm, base, e.level))
+        elif e.kind == kernel_log.TABLE_MOVE and not at:
+            for number, child in list(self.pages.items()):
+                if child.parent is None and child.slot >> 12 == e.pa >> 12:
+                    self.own(number, (e.mm, (e.va >> 30 << 30) + (child.slot % 4096 << 18), 1))
         elif e.kind == kernel_log.TABLE_MOVE:
             self.own(at[0], (e.mm, e.va >> 30 << 30, 2))
             for number, child in list(self.pages.items()):
@@ -126,7 +132,7 @@ class Reference:
         number = self.serving.get((mm, va >> 30 << 30, 2))
         if number is not None:
             page, index = self.pages[number], va >> 21 & 511
-            if self.settle(ticks, page, index):
+            if self.settle(ticks, page, index, page.state[index] == EMPTY):
                 return
             if page.state[index] not in (TABLE, UNTRACED):
                 self.blame(ticks, number, page, index)
@@ -134,12 +140,13 @@ class Reference:
         number = self.serving.get((mm, va >> 21 << 21, 1))
         if number is not None:
             page, index = self.pages[number], va >> 12 & 511
-            if not self.settle(ticks, page, index):
+            if not self.settle(ticks, page, index, index // self.line not in page.written):
                 self.blame(ticks, number, page, index)
 
-    def settle(self, ticks: int, page: Page, index: int) -> bool:
+    def settle(self, ticks: int, page: Page, index: int, empty: bool) -> bool:
         line = index // self.line
-        if page.owed[line] and ticks > page.owed_ticks[line] + self.patience:
+        late = page.owed[line] and ticks > page.owed_ticks[line] + self.patience
+        if late and not empty:
             page.owed[line] = 0
         if not page.owed[line]:
             return False

@@ -156,9 +156,10 @@ def _page(time: int, data: bytes, page_bytes: int) -> bytes:
 
 @dataclass(eq=False)
 class Table:
-    pa: int
+    pa: int  # 0: outside the region
     level: int
     entries: dict[int, "Table | Leaf"] = field(default_factory=dict)
+    pa_outside: int = ELSEWHERE
 
 
 @dataclass(eq=False)
@@ -204,6 +205,7 @@ class Machine:
         self.truth: list[tuple[int, ...]] = []
         self.mms: list[Mm] = []
         self.ids = 0
+        self.outside = ELSEWHERE
         self.expected: list[tuple[int, int, int, int]] = []  # ticks, mm, va, size: the misses
         self.event("ptat_marker", cookie=1)
 
@@ -256,7 +258,8 @@ class Machine:
         pa = self.free.pop(self.rng.randrange(len(self.free)))
         if level == 2 and self.levels == "pte":
             self.free.append(pa)
-            return Table(0, 2)
+            self.outside += 4096
+            return Table(0, 2, pa_outside=self.outside)
         va = va if level == 2 else 0
         self.event("ptat_table_alloc", mm=mm.id, pa=pa, va=va, level=level)
         return Table(pa, level)
@@ -284,8 +287,8 @@ class Machine:
             self.event(
                 "ptat_table_link",
                 mm=mm.id,
-                pa=table.pa or ELSEWHERE,
-                slot_pa=slot or 0x1000 + 8 * index,
+                pa=table.pa or table.pa_outside,
+                slot_pa=slot or pmd.pa_outside + 8 * index,
                 va=va >> 21 << 21,
                 level=1,
             )
@@ -383,20 +386,9 @@ class Machine:
         if new >> 30 in mm.pmds or old >> 30 not in mm.pmds:
             return
         pmd = mm.pmds.pop(old >> 30)
-        if pmd.pa:
-            self.event("ptat_table_move", mm=mm.id, pa=pmd.pa, va=new >> 30 << 30, level=2)
+        pa = pmd.pa or pmd.pa_outside
+        self.event("ptat_table_move", mm=mm.id, pa=pa, va=new >> 30 << 30, level=2)
         mm.psc.clear()
-        if not pmd.pa:  # its tables are linked anew one by one
-            for index, table in pmd.entries.items():
-                assert isinstance(table, Table)
-                self.event(
-                    "ptat_table_link",
-                    mm=mm.id,
-                    pa=table.pa or ELSEWHERE,
-                    slot_pa=0x1000 + 8 * index,
-                    va=(new >> 30 << 30) + (index << 21),
-                    level=1,
-                )
         mm.pmds[new >> 30] = pmd
 
     # The walker ---------------------------------------------------------------------------------
