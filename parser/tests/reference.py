@@ -19,6 +19,7 @@ class Page:
     store_level: int = 0
     owner: tuple[int, int, int] | None = None  # mm, base, level
     parent: tuple["Page", int] | None = None
+    slot: int = 0  # address of the entry that points here
     generation: int = 0
     written: set[int] = field(default_factory=set)  # lines
     state: dict[int, str] = field(default_factory=lambda: defaultdict(lambda: EMPTY))
