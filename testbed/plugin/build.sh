@@ -111,6 +111,7 @@ need "${CC:-cc}" gcc
 need make make
 need python3 python3
 need pkg-config pkg-config
+need xz xz-utils
 pkg-config --exists glib-2.0 || die "glib is missing: apt-get install libglib2.0-dev"
 pkg-config --exists zlib || die "zlib is missing: apt-get install zlib1g-dev"
 qemu_version=$(qemu_source_version)
