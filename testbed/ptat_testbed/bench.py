@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What tracing costs in the testbed: the same program in the same guest, with and without plugin.
+"""How fast are we? The parser on a long capture, and what the plugin costs the guest.
 
-The two alternate in one run, since machines drift; ratios of medians are what counts. Times are
-those that the program itself measures inside the guest, so that booting is left out.
+For the plugin, the same program runs in the same guest with and without it. The two alternate in
+one run, since machines drift; ratios of medians are what counts. Times are those that the program
+itself measures inside the guest, so that booting is left out.
 
-Ends with one JSON line: ``{"plugin_cost": {"gups": {…}, …}}``.
+Ends with one JSON line: ``{"parser": {…}, "plugin_cost": {"gups": {…}, …}}``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import RecordRequest
-from ptat_testbed import run, sizes
+from ptat_testbed import build, run, sizes
 from ptat_testbed.testbed import TestbedBoard
 
 PROGRAMS = {
@@ -85,20 +86,33 @@ def compare(argv: Sequence[str], runs: int) -> dict[str, Any]:
     }
 
 
+def parser_speed(records: int) -> dict[str, Any]:
+    """What parser/bench.py measures."""
+    command = [sys.executable, str(build.SOURCES / "parser/bench.py"), "--records", str(records)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison, or (``--once``) one program."""
     parser = argparse.ArgumentParser(prog="make bench")
     parser.add_argument("--runs", type=int, default=5, help="of each mode (default: 5)")
+    parser.add_argument(
+        "--records", type=int, default=100_000_000, help="for the parser (default: 100 million)"
+    )
     parser.add_argument("--once", choices=MODES, help="only run CMD in this mode")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD")
     arguments = parser.parse_args(argv)
     if arguments.once:
         return run_once(arguments.once, arguments.command)
+    speed = parser_speed(arguments.records)
+    print(f"parser        {json.dumps(speed)}", file=sys.stderr)
     cost = {}
     for name, command in PROGRAMS.items():
         cost[name] = compare(command, arguments.runs)
         print(f"{name:13} with plugin {cost[name]['ratio']} times as long", file=sys.stderr)
-    print(json.dumps({"plugin_cost": cost}))
+    print(json.dumps({"parser": speed, "plugin_cost": cost}))
     return 0
 
 
