@@ -81,7 +81,9 @@ class BlockWriter:
         self.flush()
 
     def access(self, time_ticks: int, address: int, write: bool = False) -> None:
-        """Append one read or write of `address`."""
+        """Append one read or write of `address`; `ValueError` if a record cannot hold it."""
+        if address >> (wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT):
+            raise ValueError(f"bus address {address:#x} is beyond what a record can hold")
         delta = self._advance(time_ticks, _ACCESS_DELTA_MAX)
         self._words.append(
             wire.Tag.ACCESS << wire.TAG_SHIFT

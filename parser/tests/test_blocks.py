@@ -250,3 +250,8 @@ def test_empty_and_missing(tmp_path):
 def test_check_word_is_zlibs_crc(stream):
     block = stream.read_bytes()[: wire.BLOCK_BYTES]
     assert int.from_bytes(block[-8:-4], "little") == zlib.crc32(block[:-8])
+
+
+def test_address_that_no_record_can_hold():
+    with pytest.raises(ValueError, match="0x8000000000"):
+        BlockWriter(io.BytesIO()).access(1, 1 << 39)
