@@ -18,24 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.errors import ParseError
+from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 from ptat_parser.jit import Integer, jit
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
-TABLE_KINDS = (
-    "ptat_mm_attach",
-    "ptat_mm_exit",
-    "ptat_table_alloc",
-    "ptat_table_link",
-    "ptat_table_move",
-    "ptat_table_free",
-    "ptat_leaf_set",
-    "ptat_leaf_clear",
-    "ptat_marker",
-)
-"""Events that have a sequence number and a marker on the bus; index = `kind` of a row."""
+TABLE_KINDS = TABLE_EVENTS
+"""Index = `kind` of a row of `TABLE_EVENT`."""
 
 (
     MM_ATTACH,
@@ -90,7 +81,7 @@ TIMED_EVENT = np.dtype(
 )
 """One event without a marker: a fault, or a 4 KiB entry set or cleared."""
 
-TIMED_KINDS = ("ptat_fault", "ptat_pte_set", "ptat_pte_clear")
+TIMED_KINDS = FAULT_EVENTS + ENTRY_EVENTS
 """Optional events without a marker; index = `kind` of a row."""
 
 FAULT, ENTRY_SET, ENTRY_CLEAR = range(len(TIMED_KINDS))

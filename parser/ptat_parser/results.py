@@ -28,6 +28,7 @@ from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
+from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.replay import Records, Replay, replay
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
@@ -165,10 +166,10 @@ def _parse_into(
         channel.tick_hz,
         session.kernel.tsc_hz,
     )
-    events = session.kernel.events
-    faults = "ptat_fault" in events
+    events = set(session.kernel.events)
+    faults = events.issuperset(FAULT_EVENTS)
     # Narrowing by entries that are mapped is only right if none of their events is missing.
-    entries = {"ptat_pte_set", "ptat_pte_clear"} <= set(events) and not log.lost_events
+    entries = events.issuperset(ENTRY_EVENTS) and not log.lost_events
 
     totals = np.zeros(3, np.int64)
     with _Writer(directory, fitted, write=not counts_only) as writer:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 from ptat_testbed.progress import progress
 from ptat_testbed.qemu import Machine, QmpError
 
@@ -31,20 +32,6 @@ SILENCE_TIMEOUT_S = 90.0
 """The guest says that it is alive every two seconds."""
 CHUNK_BYTES = 1 << 16
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-TABLE_EVENTS = (
-    "ptat_mm_attach",
-    "ptat_mm_exit",
-    "ptat_table_alloc",
-    "ptat_table_link",
-    "ptat_table_move",
-    "ptat_table_free",
-    "ptat_leaf_set",
-    "ptat_leaf_clear",
-    "ptat_marker",
-)
-ENTRY_EVENTS = ("ptat_pte_set", "ptat_pte_clear")
-FAULT_EVENTS = ("ptat_fault",)
 
 _RLIMITS = (
     resource.RLIMIT_CPU,
