@@ -23,7 +23,7 @@ die() { say "$*"; exit 2; }
 unused=(
     'arch/[!x]*.[chS]' 'arch/*.dts' 'arch/*.dtsi'
     'Documentation/*.yaml' 'Documentation/*.svg' 'Documentation/translations/*'
-    'drivers/gpu/*.[ch]' 'drivers/media/*.[ch]' 'drivers/net/*.[ch]'
+    'drivers/gpu/*.[ch]' 'drivers/media/*.[ch]' 'drivers/net/*/*.[ch]'
     'drivers/scsi/*.[ch]' 'drivers/staging/*.[ch]' 'drivers/infiniband/*.[ch]'
     'sound/*.[ch]' 'tools/testing/selftests/*/*.[ch]' 'tools/perf/*'
 )
@@ -120,7 +120,7 @@ progress() {
     if [ -t 2 ]; then echo >&2; fi
 }
 if ! run_make -j"$(nproc)" bzImage 2>&1 | progress; then
-    tail -n 40 "$work/log" >&2
+    grep -E 'error:|\*\*\*|undefined reference' "$work/log" | head -n 20 >&2
     die "the build failed"
 fi
 
