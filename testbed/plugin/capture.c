@@ -90,8 +90,10 @@ bool capture_begin(struct capture *capture)
 	if (!__atomic_load_n(&capture->active, __ATOMIC_RELAXED))
 		return false;
 	pthread_mutex_lock(&capture->lock);
-	if (capture->active)
+	if (capture->active) {
+		capture->now_ns = clock_ns();
 		return true;
+	}
 	pthread_mutex_unlock(&capture->lock);
 	return false;
 }

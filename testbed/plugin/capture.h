@@ -16,8 +16,9 @@
 
 struct capture {
 	pthread_mutex_t lock;
-	bool active; /* written under the lock; read without it as a hint */
-	bool closed; /* QEMU is exiting; vCPUs may still run */
+	bool active;	 /* written under the lock; read without it as a hint */
+	bool closed;	 /* QEMU is exiting; vCPUs may still run */
+	uint64_t now_ns; /* of the last capture_begin() */
 
 	const struct options *options;
 	const struct guest_ram *ram;
@@ -57,9 +58,10 @@ bool capture_begin(struct capture *capture);
 void capture_end(struct capture *capture);
 
 /*
- * A walk, between capture_begin() and capture_end(): its reads of the region go on the bus, and
- * if it was for a user address, it is written to the truth and counted. The caller makes the
- * walk itself inside, too, so that no other record comes between what it saw and its reads.
+ * A walk, between capture_begin() and capture_end(), which may enclose several: its reads of the
+ * region go on the bus, and if it was for a user address, it is written to the truth and counted.
+ * The caller makes the walk itself inside, too, so that no other record comes between what it saw
+ * and its reads.
  */
 void capture_walk(struct capture *capture, const struct walk_context *context, uint64_t va,
 		  const struct walk *walk);

@@ -62,6 +62,7 @@ static struct options options;
 static struct guest_ram ram;
 static struct capture capture;
 static struct vcpu *vcpus;
+static bool may_defer;
 
 /* Code page of the last fetch, or 0: as long as it does not change, no callback is needed. */
 static qemu_plugin_u64 last_code_page;
@@ -143,22 +144,30 @@ static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va
 	}
 }
 
-static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
+static inline void on_access(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
+			     bool store, uintptr_t flags)
 {
 	struct cpu *cpu = &vcpus[cpu_index].cpu;
 
-	if (G_LIKELY(tlb_hit_fast(&cpu->tlb, va, 0) && !may_cross_page(va)))
-		return;
-	data_access(cpu, info, va, false, (uintptr_t)argument);
+	if (G_LIKELY(!may_cross_page(va))) {
+		if (!cpu->deferred && tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0))
+			return;
+		if (may_defer && !(flags & MEM_KERNEL) && is_user_address(va)) {
+			cpu_defer(cpu, va, store);
+			return;
+		}
+	}
+	data_access(cpu, info, va, store, flags);
+}
+
+static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
+{
+	on_access(cpu_index, info, va, false, (uintptr_t)argument);
 }
 
 static void on_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
 {
-	struct cpu *cpu = &vcpus[cpu_index].cpu;
-
-	if (G_LIKELY(tlb_hit_fast(&cpu->tlb, va, KEY_STORE) && !may_cross_page(va)))
-		return;
-	data_access(cpu, info, va, true, (uintptr_t)argument);
+	on_access(cpu_index, info, va, true, (uintptr_t)argument);
 }
 
 /* First instruction of the guest's page fault handler: CR2 and the error code are still fresh. */
@@ -226,6 +235,7 @@ static void on_control(unsigned cpu_index, void *argument)
 		invpcid(vcpu, insn);
 		break;
 	case INSN_MAGIC:
+		cpu_drain(&vcpu->cpu);
 		if (insn->magic == MAGIC_START)
 			capture_start(&capture);
 		else if (insn->magic == MAGIC_STOP)
@@ -364,6 +374,8 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	if (!vcpus)
 		abort();
 	memset(vcpus, 0, sizeof(*vcpus) * info->system.max_vcpus);
+	/* No other vCPU can change tables, and our kernel's code is fetched before it runs. */
+	may_defer = info->system.max_vcpus == 1;
 	last_code_page = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
 
 	qemu_plugin_register_vcpu_init_cb(id, on_vcpu_init);

@@ -84,7 +84,9 @@ static void start(unsigned granularity)
 	capture_start(&capture);
 }
 
-static struct ptat_truth truth[64];
+#define TRUTHS_MAX 4096
+
+static struct ptat_truth truth[TRUTHS_MAX];
 static size_t truths;
 static struct stream bus;
 static char json[65536];
@@ -104,7 +106,7 @@ static void finish(void)
 	CHECK_EQUAL(bus.record[bus.records - 1].value, UINT64_C(2) << 28);
 	file = fopen(options.truth, "rb");
 	CHECK(file);
-	truths = fread(truth, sizeof(truth[0]), 64, file);
+	truths = fread(truth, sizeof(truth[0]), TRUTHS_MAX, file);
 	fclose(file);
 	file = fopen(options.counters, "r");
 	CHECK(file);
@@ -482,6 +484,70 @@ static void test_outside_recording(void)
 	CHECK_EQUAL(counter("region", "cpu_entry_stores"), 0);
 }
 
+/* Loads, stores, fetches, faults and flushes at random; what is on the bus, without times. */
+static void random_run(bool defer)
+{
+	uint64_t state = 1;
+
+	start(8);
+	for (int i = 0; i < 5000; i++) {
+		uint64_t va = test_random(&state) % 1024 * PAGE;
+		bool is_store = test_random(&state) % 2;
+
+		switch (test_random(&state) % 64) {
+		case 0:
+			cpu_page_fault(&cpu, va, PTAT_TRUTH_CAUSE_LOAD, false);
+			break;
+		case 1:
+			cpu_invlpg(&cpu, va);
+			break;
+		case 2:
+			cpu_translate(&cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
+			break;
+		case 3:
+			/* As the kernel does, which is fetched first. */
+			cpu_translate(&cpu, KERNEL_VA, PTAT_TRUTH_CAUSE_FETCH, true);
+			memory[35 + va / PAGE / 512][va / PAGE % 512] ^= PTE_WRITE;
+			cpu_invlpg(&cpu, va);
+			break;
+		default:
+			if (defer)
+				cpu_defer(&cpu, va, is_store);
+			else
+				cpu_translate(&cpu, va, is_store, false);
+		}
+	}
+	cpu_drain(&cpu);
+	finish();
+}
+
+static void test_deferred(void)
+{
+	static struct ptat_truth before[TRUTHS_MAX];
+	struct stream bus_before;
+	size_t count;
+
+	random_run(false);
+	count = truths;
+	CHECK(count > 500 && count < TRUTHS_MAX);
+	memcpy(before, truth, sizeof(before));
+	bus_before = bus;
+	bus = (struct stream){ 0 };
+
+	random_run(true);
+	CHECK_EQUAL(truths, count);
+	for (size_t i = 0; i < count; i++) {
+		CHECK_EQUAL(truth[i].va, before[i].va);
+		CHECK_EQUAL(truth[i].cause, before[i].cause);
+		CHECK_EQUAL(truth[i].flags, before[i].flags);
+		CHECK_EQUAL(truth[i].shift, before[i].shift);
+	}
+	CHECK_EQUAL(bus.records, bus_before.records);
+	for (size_t i = 0; i < bus.records; i++)
+		CHECK_EQUAL(bus.record[i].value, bus_before.record[i].value);
+	free(bus_before.record);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -497,6 +563,7 @@ int main(int argc, char **argv)
 	test_cpu_accesses();
 	test_hardware_writes();
 	test_outside_recording();
+	test_deferred();
 	free(bus.record);
 	return 0;
 }
