@@ -15,7 +15,8 @@
 #define CPU_QUEUE 64
 
 struct cpu {
-	struct tlb tlb; /* first: the fast path reads its head */
+	struct tlb tlb;	   /* first: the fast path reads its head */
+	unsigned deferred; /* entries of queue in use */
 	struct psc psc;
 	struct capture *capture;
 	uint64_t cr3, cr4;
@@ -23,7 +24,6 @@ struct cpu {
 	uint8_t index;
 
 	/* Accesses by user code that are still to be modelled, in order. */
-	unsigned deferred;
 	bool draining, recording;
 	uint64_t queue[CPU_QUEUE]; /* va, and bit 63: a store */
 };
@@ -50,6 +50,8 @@ void cpu_invpcid(struct cpu *cpu, uint64_t type, unsigned pcid, uint64_t va);
  */
 static inline void cpu_defer(struct cpu *cpu, uint64_t va, bool store)
 {
+	if (!cpu->deferred && tlb_lookup(&cpu->tlb, TLB_DATA, va, store ? KEY_STORE : 0))
+		return; /* only walks are worth it */
 	cpu->queue[cpu->deferred++] = va | (uint64_t)store << 63;
 	if (cpu->deferred == CPU_QUEUE)
 		cpu_drain(cpu);

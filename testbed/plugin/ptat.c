@@ -144,20 +144,25 @@ static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va
 	}
 }
 
+/* Not inline: the callbacks below then need no stack frame where they hit. */
+static __attribute__((noinline)) void access_slow(struct cpu *cpu, qemu_plugin_meminfo_t info,
+						  uint64_t va, bool store, uintptr_t flags)
+{
+	if (may_defer && !(flags & MEM_KERNEL) && is_user_address(va) && !may_cross_page(va))
+		cpu_defer(cpu, va, store);
+	else
+		data_access(cpu, info, va, store, flags);
+}
+
 static inline void on_access(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
 			     bool store, uintptr_t flags)
 {
 	struct cpu *cpu = &vcpus[cpu_index].cpu;
 
-	if (G_LIKELY(!may_cross_page(va))) {
-		if (!cpu->deferred && tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0))
-			return;
-		if (may_defer && !(flags & MEM_KERNEL) && is_user_address(va)) {
-			cpu_defer(cpu, va, store);
-			return;
-		}
-	}
-	data_access(cpu, info, va, store, flags);
+	if (G_LIKELY(tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0) && !cpu->deferred &&
+		     !may_cross_page(va)))
+		return;
+	access_slow(cpu, info, va, store, flags);
 }
 
 static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
