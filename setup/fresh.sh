@@ -19,8 +19,10 @@ command -v debootstrap >/dev/null || apt-get -qq install -y debootstrap >&2
 root=$(mktemp -d "${PTAT_FRESH_DIR:-/var/tmp}/ptat-fresh-$suite.XXXXXX")
 # shellcheck disable=SC2317 # reached through the trap
 cleanup() {
+	local mount
 	for mount in dev/pts dev/shm dev sys proc; do
-		if mountpoint -q "$root/$mount"; then umount "$root/$mount"; fi
+		# Lazily: what an interrupted run left behind may still use them.
+		if mountpoint -q "$root/$mount"; then umount --lazy "$root/$mount"; fi
 	done
 	rm -rf --one-file-system "$root"
 }

@@ -14,7 +14,14 @@ run() { # NAME COMMAND…
 	"$ptat" record --output "$session" -- "$@"
 	"$ptat" report "$session"
 	"$ptat" validate "$session"
+	verdicts+=("\"$(basename "$session")\": $("$ptat" validate --json "$session")")
 }
+verdicts=()
 
 run gups gups --bytes 256M --updates 2M
 run python python3 -c 'words = {str(n): n for n in range(200_000)}; print(len(words))'
+
+(
+	IFS=,
+	printf '{%s}\n' "${verdicts[*]}"
+)

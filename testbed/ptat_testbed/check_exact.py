@@ -34,6 +34,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ptat_parser.kernel_log import ENTRY_SET, read_kernel_log
+from ptat_testbed import build
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 PTE_TABLE_SPAN_BYTES = 2 << 20
@@ -81,7 +82,7 @@ class Row:
     argv: Sequence[str]
     options: Sequence[str] = ()
     sizes: tuple[str, str] | None = None
-    """Replaces ``{size}`` in `argv`; None: the same in both."""
+    """Replaces ``{size}`` in `argv`, as the kernel's selftest does ``{selftest}``."""
     oracle: Callable[[Run], None] | None = None
     small: bool = True
     """Part of the small run."""
@@ -224,6 +225,8 @@ ROWS = (
     Row("python3-64-byte-bus", PYTHON, ("--granularity", "64"), small=False),
     Row("fork-exec", ("forkexec",), ("--granularity", "8", "--children")),
     Row("remap-1g", ("remap", "--bytes", "1G"), ("--granularity", "8", "--memory", "3G")),
+    # The kernel's selftest: splits, collapses, moves, fork storms, a full region.
+    Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2")),
     Row(
         "bar-seqpage",
         ("seqpage", "--bytes", "{size}"),
@@ -274,7 +277,8 @@ def quiet_region(run: Run) -> None:
 def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
     """Record and validate one row; what is wrong is under ``error``."""
     chosen = row.sizes[size == "full"] if row.sizes else ""
-    argv = [word.replace("{size}", chosen) for word in row.argv]
+    selftest = str(build.kernel().directory / "ptat_test")
+    argv = [word.replace("{size}", chosen).replace("{selftest}", selftest) for word in row.argv]
     session = work / row.name
     start = time.monotonic()
     recorded = _ptat("record", "--output", str(session), *row.options, "--", *argv)
