@@ -8,6 +8,7 @@ for time_ns, page in results.misses():
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import shutil
@@ -236,14 +237,21 @@ class _Writer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        whole = False
         try:
             for future in self._pending:
                 future.result()
+            whole = error is None
         finally:
             self._pool.shutdown()
-            if self._write:
-                self._misses.close()
-                self._others.close()
+            # Files that could not be written cannot be finished either: the first error counts.
+            with contextlib.nullcontext() if whole else contextlib.suppress(Exception):
+                self._close()
+
+    def _close(self) -> None:
+        if self._write:
+            self._misses.close()
+            self._others.close()
 
 
 class _Parts:

@@ -243,3 +243,16 @@ def test_nothing_captured_but_markers(tmp_path):
     assert found.summary["totals"]["misses"] == 0
     assert list(found.misses()) == []
     assert len(found.pages()) == 0
+
+
+def test_full_disk_is_said_once(session, monkeypatch):
+    def write(parts, columns):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(parts):
+        raise pa.ArrowInvalid("Operation on closed file")
+
+    monkeypatch.setattr(results._Parts, "write", write)
+    monkeypatch.setattr(results._Parts, "close", close)
+    with pytest.raises(PtatError, match=r"cannot be written: .*No space left"):
+        parse(session(steps=200))
