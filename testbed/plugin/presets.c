@@ -4,10 +4,11 @@
  * CPUs do is not published. Where a first-level array has no entries for a page size, the model
  * keeps the page as one entry in the array named here, where CPUs break it into smaller pieces.
  *
- * Sizes of paging-structure caches are not published by Intel; those below follow the
- * measurements of S. van Schaik et al., "RevAnC: A Framework for Reverse Engineering Hardware
- * Page Table Caches", EuroSec 2017 (24 to 32 PDEs, 3 to 4 PDPTEs on Sandy Bridge to Kaby Lake,
- * no sign of a PML4E cache), rounded to what a set-associative array can have.
+ * Skylake's sizes agree with the manual's table as others quote it; those of Ivy Bridge, Zen 4 and
+ * the paging-structure caches have not been held against their source word by word. Intel does
+ * not publish the latter; S. van Schaik et al., "RevAnC: A Framework for Reverse Engineering
+ * Hardware Page Table Caches", EuroSec 2017, is where to look. Ours are rounded to what a
+ * set-associative array can have. Every size can be changed on the command line (--tlb).
  */
 #include "tlb.h"
 
