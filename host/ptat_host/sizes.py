@@ -11,11 +11,11 @@ _UNITS = ("", "K", "M", "G", "T")
 
 
 def parse_size(text: str, option: str) -> int:
-    """`4096`, `64M` or `1G` (binary units) in bytes.
+    """`4096`, `64M`, `1G` or `1 GiB` (binary units) in bytes.
 
     :raises PtatError: it is not a positive size; `option` is named in the message.
     """
-    match = re.fullmatch(r"([0-9]+)([KMGT]?)", text.upper())
+    match = re.fullmatch(r"([0-9]+)\s*([KMGT]?)(?:I?B)?", text.strip().upper())
     size_bytes = int(match[1]) << 10 * _UNITS.index(match[2]) if match else 0
     if not 0 < size_bytes < 1 << 63:
         raise PtatError(f"{option}: {text!r} is not a size", "write 4096, 64M or 1G")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_host.sizes import parse_size
 from ptat_testbed import build, console, guest, qemu, sizes
 
 OPTIONS = {
@@ -54,10 +55,10 @@ class Settings:
     def of(cls, request: RecordRequest) -> Settings:
         """Parse what the user asked for.
 
-        :raises BoardError: it makes no sense.
+        :raises PtatError: it makes no sense.
         """
         options = request.options
-        memory_bytes = sizes.parse_size(options.get("memory", "2G"), "--memory")
+        memory_bytes = parse_size(options.get("memory", "2G"), "--memory")
         if memory_bytes < sizes.MEMORY_MIN_BYTES:
             raise BoardError(
                 f"--memory {options['memory']}: too little for the guest",

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import re
-
 from ptat_host.boards.base import BoardError
+from ptat_host.sizes import parse_size
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -13,19 +12,6 @@ GIB = 1 << 30
 LOWMEM_MAX_BYTES = 2 * GIB
 """Guest RAM below 4 GiB; more memory lies above (max-ram-below-4g)."""
 MEMORY_MIN_BYTES = 256 * MIB
-
-_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
-
-
-def parse_size(text: str, option: str) -> int:
-    """Bytes from ``64M``, ``2G``, ``2GiB`` or a plain number.
-
-    :raises BoardError: it is no size.
-    """
-    found = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not found:
-        raise BoardError(f"{option} {text}: not a size", "write it as 512M or 2G")
-    return int(found[1]) * _UNITS[found[2].upper()]
 
 
 def show_size(size_bytes: int) -> str:

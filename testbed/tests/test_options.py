@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_parser.errors import PtatError
 from ptat_testbed import run, testbed
 from ptat_testbed.bar import BarBoard
 from ptat_testbed.sizes import GIB, MIB
@@ -39,13 +40,13 @@ def test_ring_buffers_leave_memory(cpus: str, kib: int):
     [
         ({"memory": "128M"}, "--memory 128M: too little"),
         ({"memory": "1048577K"}, "not a whole number of MiB"),
-        ({"memory": "lots"}, "not a size"),
+        ({"memory": "lots"}, "is not a size"),
         ({"cpus": "1000"}, "--cpus 1000: must be a number from 1 to 64"),
         ({"hugepages": "all"}, "--hugepages all"),
     ],
 )
 def test_bad_options(options: dict[str, str], message: str):
-    with pytest.raises(BoardError, match=message):
+    with pytest.raises(PtatError, match=message):
         run.Settings.of(request(options=options))
 
 
