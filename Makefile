@@ -4,7 +4,8 @@
 PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
-.PHONY: help demo test lint setup packages kernel plugin check-exact bench fresh clean
+.PHONY: help demo test lint setup packages packages-gateware kernel plugin check-exact bench \
+	fresh clean
 
 help:
 	@echo 'make demo         record gups and python3 in the testbed, report, validate'
@@ -24,6 +25,14 @@ packages:
 	.venv/bin/pip install --quiet --editable '.[dev]'
 	@touch $@
 
+# Only what builds or simulates gateware waits for its tools.
+packages-gateware: packages
+	@setup/packages.sh gateware
+
+.venv/gateware-ready: .venv/ready | packages-gateware
+	.venv/bin/pip install --quiet --editable '.[gateware]'
+	@touch $@
+
 kernel: packages
 	@kernel-patch/build.sh >/dev/null
 
@@ -41,7 +50,7 @@ lint: packages .venv/ready
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
 	kernel-patch/checkpatch.sh
 
-test: setup lint
+test: setup .venv/gateware-ready lint
 	$(MAKE) -C testbed/plugin test
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small

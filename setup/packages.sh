@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-2-Clause
-# Installs the Debian packages that ptat is built and run with. Does nothing,
-# fast, when all are there.
+# usage: setup/packages.sh [gateware]
+#
+# Installs the Debian packages that ptat is built and run with; with "gateware",
+# those that simulating the gateware needs, too. Does nothing, fast, when all
+# are there.
 set -euo pipefail
 
 die() {
@@ -22,6 +25,12 @@ packages=(
 	ca-certificates git
 )
 qemu_major_min=10
+
+case "${1:-}" in
+"") ;;
+gateware) packages+=(verilator) ;;
+*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware]" ;;
+esac
 
 [ -r /etc/os-release ] || die "this is no Debian (no /etc/os-release); use Debian 12 or 13"
 # shellcheck source=/dev/null
