@@ -364,8 +364,9 @@ def _summary(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "complete": session.complete,
-        "incomplete_reason": session.incomplete_reason,
+        "complete": session.complete and found.sampled_one_in == 1,
+        "incomplete_reason": _incomplete_reason(session, found),
+        "sampled_one_in": found.sampled_one_in,
         "granularity_bytes": session.board.granularity_bytes,
         "levels": session.region.levels,
         "totals": {
@@ -414,7 +415,7 @@ def _summary(
             {"cookie": cookie, "time_ns": _ns(fitted, ticks)}
             for cookie, ticks in done.rpt.user_markers
         ],
-        "warnings": _warnings(session, faults, fitted),
+        "warnings": _warnings(session, found, faults, fitted),
     }
 
 
@@ -422,10 +423,18 @@ def _ns(fitted: Clock, ticks: int | None) -> int | None:
     return None if ticks is None else int(fitted.to_ns(np.array([ticks], np.uint64))[0])
 
 
-def _warnings(session: Session, faults: bool, fitted: Clock) -> list[str]:
+def _incomplete_reason(session: Session, found: Survey) -> str | None:
+    if found.sampled_one_in > 1:
+        sampled = f"1 in {found.sampled_one_in} accesses sampled"
+        return f"{session.incomplete_reason}; {sampled}" if not session.complete else sampled
+    return session.incomplete_reason
+
+
+def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> list[str]:
     warnings = []
-    if not session.complete:
-        warnings.append(f"the recording is incomplete: {session.incomplete_reason}")
+    reason = _incomplete_reason(session, found)
+    if reason:
+        warnings.append(f"the recording is incomplete: {reason}")
     if not faults:
         warnings.append(
             "page faults were not recorded: some walks that ended in a fault count as misses"

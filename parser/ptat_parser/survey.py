@@ -49,6 +49,7 @@ class Survey:
     stopped: bool = False
     link_errors: int = 0
     decode_errors: int = 0
+    sampled_one_in: int = 1
 
 
 def survey(reader: BusReader, region: Region, progress: Progress = no_progress) -> Survey:
@@ -102,7 +103,10 @@ def _count(chunk: Chunk, found: Survey) -> None:
         found.started |= mark.code == wire.Mark.START
         found.stopped |= mark.code == wire.Mark.STOP
         found.link_errors += mark.code == wire.Mark.LINK_ERROR
-        found.decode_errors += mark.code == wire.Mark.DECODE_ERROR
+        if mark.code == wire.Mark.DECODE_ERROR:
+            found.decode_errors += mark.argument >> wire.DECODE_ERROR_COUNT_SHIFT or 1
+        if mark.code == wire.Mark.SAMPLE:
+            found.sampled_one_in = max(found.sampled_one_in, mark.argument)
         found.last_ticks = max(found.last_ticks, mark.time_ticks)
     if chunk.time.size:
         if not found.accesses:

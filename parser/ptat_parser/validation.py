@@ -96,8 +96,12 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
         found.notes.append("no counters were recorded")
     if results.session.board.walk_reads == "all":
         _check_walks(results, found)
+    one_in = results.summary.get("sampled_one_in", 1)
+    if one_in > 1:
+        found.notes.append(f"1 in {one_in} accesses sampled: the trace cannot be complete")
     found.ok = (
         found.exact is not False
+        and one_in == 1
         and not found.lost
         and not found.unexplained
         and not found.kernel_reads

@@ -50,6 +50,8 @@ LOST_COUNT_BITS = 36
 MARK_CODE_SHIFT = 28
 MARK_CODE_BITS = 8
 MARK_ARGUMENT_BITS = 28
+DECODE_ERROR_COUNT_SHIFT = 12  # argument of DECODE_ERROR: how many, and below it a set of kinds
+SYNC_NUMBER_SHIFT = 20  # argument of SYNC: number of the pulse, and below it its age in ticks
 
 
 class Tag(enum.IntEnum):
@@ -72,6 +74,8 @@ class Mark(enum.IntEnum):
     FLUSH = 4
     LINK_ERROR = 5
     DECODE_ERROR = 6
+    SAMPLE = 7
+    SYNC = 8
 
 
 _C_INTEGERS = [
@@ -108,6 +112,8 @@ _C_INTEGERS = [
     "MARK_CODE_SHIFT",
     "MARK_CODE_BITS",
     "MARK_ARGUMENT_BITS",
+    "DECODE_ERROR_COUNT_SHIFT",
+    "SYNC_NUMBER_SHIFT",
 ]
 
 _C_WORDS = """\

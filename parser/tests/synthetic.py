@@ -8,7 +8,7 @@ Every choice comes from one seeded generator.
 import json
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -522,8 +522,8 @@ class Machine:
         entry = table.entries.get(va >> 21 & 511) if table else None
         return isinstance(entry, Table) and (va >> 12 & 511) in entry.entries
 
-    def write(self, path: Path) -> Path:
-        """Write the session directory."""
+    def write(self, path: Path, marks: Sequence[tuple[wire.Mark, int]] = ()) -> Path:
+        """Write the session directory; `marks` (code, argument) follow START."""
         kernel = path / "kernel"
         formats = kernel / "formats"
         formats.mkdir(parents=True)
@@ -540,6 +540,8 @@ class Machine:
             )
         with (path / "bus.0.raw").open("wb") as file, BlockWriter(file) as writer:
             writer.mark(900, wire.Mark.START)
+            for code, argument in marks:
+                writer.mark(900, code, argument)
             for ticks, address, value in self.bus:
                 if address is None:
                     writer.lost(ticks, value)

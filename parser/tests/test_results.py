@@ -11,7 +11,7 @@ import pytest
 import synthetic
 from conftest import flip
 
-from ptat_parser import load, parse, results
+from ptat_parser import load, parse, results, validate, wire
 from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
 
 
@@ -145,6 +145,32 @@ def test_losses_are_summed(tmp_path):
     machine.lose(7)
     summary = parse(machine.write(tmp_path / "s")).summary
     assert (summary["lost"], summary["losses"]["accesses"]) == (7, 7)
+
+
+def test_decode_errors_are_losses(tmp_path):
+    machine = synthetic.Machine(1).run(20)
+    errors = [
+        (wire.Mark.DECODE_ERROR, 3 << wire.DECODE_ERROR_COUNT_SHIFT | 1),
+        (wire.Mark.DECODE_ERROR, 0),
+        (wire.Mark.SYNC, 1 << wire.SYNC_NUMBER_SHIFT | 7),
+    ]
+    summary = parse(machine.write(tmp_path / "s", errors)).summary
+    assert (summary["lost"], summary["losses"]["decode_errors"]) == (4, 4)
+
+
+def test_a_sampled_stream_is_never_complete(tmp_path):
+    machine = synthetic.Machine(1).run(20)
+    marks = [(wire.Mark.SAMPLE, 1), (wire.Mark.SAMPLE, 8), (wire.Mark.SAMPLE, 1)]
+    found = parse(machine.write(tmp_path / "s", marks))
+    summary = found.summary
+    assert (summary["complete"], summary["sampled_one_in"]) == (False, 8)
+    assert summary["incomplete_reason"] == "1 in 8 accesses sampled"
+    assert "1 in 8 accesses sampled" in summary["warnings"][0]
+    assert not validate(found).ok
+
+    summary = parse(machine.write(tmp_path / "all", marks[:1])).summary
+    assert (summary["complete"], summary["sampled_one_in"]) == (True, 1)
+    assert not summary["warnings"]
 
 
 def damage_bus(offset: int):
