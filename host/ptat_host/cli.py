@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_script(commands)
     _add_validate(commands)
+    _add_check(commands)
     return parser
 
 
@@ -349,6 +350,15 @@ def _add_validate(commands: _Commands[_Parser]) -> None:
     parser.set_defaults(run=_validate)
 
 
+def _add_check(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(
+        commands, "check", "check the invariants of a session; 1 if one does not hold"
+    )
+    _add_session(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_check)
+
+
 def _parse(arguments: argparse.Namespace) -> int:
     import ptat_parser
     from ptat_host import progress
@@ -404,6 +414,19 @@ def _validate(arguments: argparse.Namespace) -> int:
     else:
         console.show(validate.render(found))
     return 0 if found.ok else 1
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from ptat_host import check, console, progress
+    from ptat_parser.check import check as check_session
+
+    with progress.bar() as show:
+        report = check_session(_session(arguments), progress=show)
+    if arguments.json:
+        print(json.dumps(report.as_dict()))
+    else:
+        console.show(check.render(report))
+    return 0 if report.ok else 1
 
 
 if __name__ == "__main__":

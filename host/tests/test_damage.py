@@ -82,6 +82,18 @@ def test_damage_is_said(session, capfd, command, damage, message):
     assert not (session / "results").exists()
 
 
+def test_check_names_the_place(session, capsys):
+    assert main(["check", str(session)]) == 0
+    assert capsys.readouterr().out.startswith("sound\n")
+    flip(session / "bus.0.raw", 8192 + 4000)
+    assert main(["check", str(session)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("NOT sound: bus.0.raw, block 1 word 1023 (byte 16376): the block's CRC")
+    assert main(["check", str(session), "--json"]) == 1
+    first = json.loads(capsys.readouterr().out)["first"]
+    assert (first["file"], first["block"]) == ("bus.0.raw", 1)
+
+
 def test_truncated_truth_is_said(session, capsys):
     cut(session / "truth.0.bin", 100)
     assert main(["validate", str(session)]) == 2

@@ -321,7 +321,7 @@ def test_newest_session_is_the_default(session, capsys):
 def test_every_option_states_its_default():
     """Help is the reference."""
     (commands,) = (a.choices for a in cli._parser()._actions if isinstance(a.choices, dict))
-    assert set(commands) == {"doctor", "record", "parse", "report", "script", "validate"}
+    assert set(commands) == {"doctor", "record", "parse", "report", "script", "validate", "check"}
     silent = [
         f"{name} {action.option_strings[0]}"
         for name, command in commands.items()
