@@ -148,8 +148,8 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
 class _Capture:
     """What the words of a capture say.
 
-    `marker_stores` has rows of position among all accesses, ticks and slot. `gaps` counts LOST
-    records and missing or unreadable blocks.
+    `marker_stores` has rows of position among all accesses, ticks and slot. `gaps` counts what
+    says that accesses are missing: LOST records, some marks, missing and unreadable blocks.
     """
 
     accesses: int = 0
@@ -230,8 +230,12 @@ def _check_capture(session: Session, report: Report, progress: Progress) -> _Cap
         lost = others[others[:, 0] == wire.Tag.LOST, 1]
         capture.gaps += lost.size
         capture.lost_accesses += int(lost.sum())
-        mark = others[others[:, 0] == wire.Tag.MARK, 1] >> wire.MARK_CODE_SHIFT
-        marks.update(mark.tolist())
+        code, argument = np.divmod(
+            others[others[:, 0] == wire.Tag.MARK, 1], 1 << wire.MARK_CODE_SHIFT
+        )
+        marks.update(code.tolist())
+        capture.gaps += int(np.isin(code, _MARKS_OF_LOSS).sum())
+        capture.gaps += int(np.count_nonzero((code == wire.Mark.SAMPLE) & (argument > 1)))
 
         offset = found.address - np.uint64(region.base)
         outside = offset >= np.uint64(region.size_bytes)
@@ -289,6 +293,8 @@ def _block_problem(block: U64, channel: int) -> tuple[str, int] | None:
         return f"of channel {of_channel}, not {channel}", wire.WORD_HEADER
     return None
 
+
+_MARKS_OF_LOSS = (wire.Mark.LINK_ERROR, wire.Mark.DECODE_ERROR)
 
 _BAD_RECORD = (
     "time runs backwards",
@@ -358,16 +364,16 @@ def _scan(
         if not readable[b]:
             continue
         wrong = -1
-        w = _WORD_TIME
-        if words[b, w] < now:
+        where = _WORD_TIME
+        if words[b, where] < now:
             wrong = 0
-        now = max(now, words[b, w])
+        now = max(now, words[b, where])
         end = _FIRST + np.int64(words[b, _LAST] >> _COUNT_SHIFT & _COUNT_MASK)
-        for w in range(_FIRST, _LAST):
+        for w in range(_FIRST, _LAST if wrong < 0 else _FIRST):
             word = words[b, w]
             tag = word >> _TAG_SHIFT
             if w >= end:
-                if word and wrong < 0:
+                if word:
                     wrong = 2
             elif tag == _ACCESS:
                 now += word >> _DELTA_SHIFT & _ACCESS_DELTA_MASK
@@ -377,7 +383,7 @@ def _scan(
                 at[n] = b * _BLOCK_WORDS + w
                 n += 1
             elif tag == _TIME:
-                if word & _TIME_MASK < now and wrong < 0:
+                if word & _TIME_MASK < now:
                     wrong = 0
                 now = max(now, word & _TIME_MASK)
             elif tag in (_LOST, _MARK):
@@ -385,12 +391,13 @@ def _scan(
                 others[m, 0] = tag
                 others[m, 1] = word & _VALUE_MASK
                 m += 1
-            elif wrong < 0:
+            else:
                 wrong = 1
             if wrong >= 0:
+                where = w
                 break
         if wrong >= 0:
-            bad[k, 0] = b * _BLOCK_WORDS + w
+            bad[k, 0] = b * _BLOCK_WORDS + where
             bad[k, 1] = wrong
             k += 1
     return n, m, k, now

@@ -87,8 +87,8 @@ def test_damage_of_the_capture_is_placed(session):
     change(1, 0, header ^ 1 << 32, "flags")
     change(2, 0, header + 5, "block number 6 where 2 is due")
     change(2, 1, 3, "time runs backwards")
-    change(2, 500, 9 << 60, "no record")
-    change(2, 600, wire.Tag.TIME << 60 | 7, "time runs backwards")
+    change(1, 500, 9 << 60, "no record")
+    change(1, 600, wire.Tag.TIME << 60 | 7, "time runs backwards")
     words = np.frombuffer(intact, "<u8").reshape(-1, wire.BLOCK_WORDS)
     used = int(words[-1, wire.WORD_CHECK]) >> wire.CHECK_COUNT_SHIFT & 0xFFF
     change(len(words) - 1, 2 + used, 1, "padding")
