@@ -1,0 +1,652 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Passive decoder of DRAM commands: what DDR3 and DDR4 have in common.
+
+The decoder keeps what a rank must know, the open row of each bank, and turns each legal column
+command into an access. A bank is *unknown* when nothing was seen of it yet or when an illegal
+command left it uncertain; an ACT or PRE makes it known again. So the decoder may be attached to
+a running bus, and what it emits never rests on a guess:
+
+==================  ==========================================================  ==================
+command             state of its bank                                           result
+==================  ==========================================================  ==================
+ACT                 closed or unknown: open                                     —
+ACT                 open: unknown                                               ``OPEN``
+PRE, PREA           closed                                                      —
+RD, WR              open, at least tRCD ago: open, or closed by auto-precharge  access
+RD, WR              open, sooner: unknown                                       ``TRCD``
+RD, WR              closed: unknown                                             ``CLOSED``
+RD, WR              unknown                                                     counted, no access
+REF                 open banks of the rank: unknown                             ``REFRESH``
+MRS, ZQ, NOP, DES   as before                                                   —
+==================  ==========================================================  ==================
+
+Some commands are refused whatever the state, for the first reason of ``COMMAND``, ``RANKS``,
+``COLUMN_SPACING`` and ``BANK_SPACING`` that applies, and leave the banks they name unknown. No
+two commands to a bank may be closer than 4 CK (the shortest of tRCD, tRP, tRAS, tRTP and tCCD in
+"Timing Parameters by Speed Bin" of JESD79-3F and JESD79-4), except that a bank may be precharged
+twice; neither may two ACTs to a rank (tRRD). This makes the order of the commands within four
+phases irrelevant to a bank: at most one of them is legal, and one that is not leaves it unknown.
+So four phases are taken in one step::
+
+    pins ─► A classes ─► B window of 4 CK, ─► C tRCD, bank ─► D operation ─► E state ─► F access
+            per phase      first column,        masks, row      per bank       of bank    or error
+                           first ACT            tables
+
+With 8 phases there are two such lanes, and E applies the first lane's operations before the
+second looks its bank up: a column command sees an ACT that came earlier in the same clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import add, or_
+from typing import Any, ClassVar
+
+from litex.gen import LiteXModule
+from litex.soc.interconnect import stream
+from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
+from migen import Array, C, Case, Cat, If, Memory, Mux, Record, Signal
+from migen.genlib.cdc import BusSynchronizer, MultiReg
+
+from ptat_gateware.layouts import (
+    COLUMN_BITS,
+    PHASES_PER_LANE,
+    RANK_BITS,
+    Illegal,
+    Layout,
+    coordinate_layout,
+    illegal_layout,
+    lanes,
+)
+
+# Command truth table (JESD79-3F table 6, JESD79-4 table 17): RAS_n, CAS_n, WE_n.
+MRS, REF, PRE, ACT, WR, RD, ZQ, NOP = range(8)
+
+# State of a bank. With two lanes, bit 0 of an open bank says whose row table has its row.
+UNKNOWN, CLOSED, OPENED = 0b00, 0b01, 0b10
+
+# What four phases do to a bank. Codes are combined by OR: two PREs are one, and a refused
+# command prevails over all.
+OP_ACT, OP_PRE, OP_REF, OP_COLUMN, OP_COLUMN_AP, OP_REFUSED = (
+    0b001,
+    0b010,
+    0b011,
+    0b100,
+    0b101,
+    0b111,
+)
+
+REFUSED_BY_WINDOW = (
+    Illegal.COMMAND,
+    Illegal.RANKS,
+    Illegal.COLUMN_SPACING,
+    Illegal.BANK_SPACING,
+)
+
+T_RCD_BITS = 5
+# ACTs are remembered for as many steps of 4 CK as the longest tRCD may reach back.
+HISTORY_STEPS = 2**T_RCD_BITS // PHASES_PER_LANE
+
+
+ILLEGAL_COUNT_BITS = 16
+COUNT_BITS = 28
+
+
+def _any(signals: Iterable[Any]) -> Any:
+    return reduce(or_, signals)
+
+
+def _swapped(bits: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
+    order = list(range(len(bits)))
+    for low, high in pairs:
+        order[low], order[high] = high, low
+    return Cat(*(bits[index] for index in order))
+
+
+class SaturatingCounter(LiteXModule):
+    """Adds ``increment`` each clock, one clock late, and stays at its maximum."""
+
+    def __init__(self, increment: Any, bits: int) -> None:
+        self.clear = Signal()
+        self.count = Signal(bits)
+
+        # # #
+
+        pending = Signal(len(increment))
+        total = Signal(bits + 1)
+        self.comb += total.eq(self.count + pending)
+        self.sync.snoop += [
+            pending.eq(increment),
+            self.count.eq(Mux(total[-1], 2**bits - 1, total)),
+            If(self.clear, self.count.eq(0)),
+        ]
+
+
+class CommandDecoder(LiteXModule):
+    """Decodes ``phases`` commands a clock for ``ranks`` ranks; subclasses know the pins.
+
+    ``commands[phase]`` are the levels of the pins at that phase's rising CK. ``sources[lane]``
+    are the accesses (``coordinate_layout``, ``ready`` is ignored), ``latency`` clocks later;
+    ``illegal`` says at the same time which kinds of illegal commands there were. All of it is in
+    domain ``snoop``.
+    """
+
+    command_layout: ClassVar[staticmethod[[int], Layout]]
+    # Of the pins of one phase: RAS_n, CAS_n and WE_n as a number of the truth table, whether
+    # the command is reserved, and the bank (below its group).
+    encoding: ClassVar[staticmethod[[Any], tuple[Any, Any, Any]]]
+    bank_bits: ClassVar[int]  # with the bank group
+    bank_address_bits: ClassVar[int]
+    row_bits: ClassVar[int]
+    column_pins: ClassVar[tuple[int, ...]]
+    mirrored_address_pins: ClassVar[tuple[tuple[int, int], ...]]
+    mirrored_bank_pins: ClassVar[tuple[tuple[int, int], ...]]
+
+    latency: ClassVar[int] = 6  # clocks from commands to sources
+
+    def __init__(self, phases: int = 4, ranks: int = 2) -> None:
+        if not 1 <= ranks <= 4:
+            raise ValueError(f"{ranks} ranks: must be 1 to 4")
+        self.phases = phases
+        self.ranks = ranks
+        self.commands = [
+            Record(self.command_layout(ranks), name=f"p{phase}") for phase in range(phases)
+        ]
+        self.sources = [stream.Endpoint(coordinate_layout) for _ in range(lanes(phases))]
+        self.illegal = stream.Endpoint(illegal_layout)
+
+        self.forget = Signal()  # every bank becomes unknown: what comes is not a continuation
+        self.clear = Signal()  # the counters
+
+        self._protocol = CSRStorage(
+            description="What the memory controller was set up to. Change it only while nothing is"
+            " recorded.",
+            fields=[
+                CSRField(
+                    "mirror",
+                    size=ranks,
+                    description="Ranks (a bit each) whose address pins are mirrored on the DIMM.",
+                ),
+                CSRField(
+                    "burst",
+                    size=2,
+                    offset=8,
+                    description="Burst length, as in MR0 A1:0.",
+                    values=[
+                        ("``0b00``", "bursts of 8"),
+                        ("``0b01``", "on the fly: A12 low with the command chops to 4"),
+                        ("``0b10``", "bursts chopped to 4"),
+                    ],
+                ),
+                CSRField(
+                    "t_rcd",
+                    size=T_RCD_BITS,
+                    offset=16,
+                    description="Shortest time from ACT to RD or WR, in CK; an earlier one is"
+                    " illegal. 0: not checked.",
+                ),
+            ],
+        )
+        self._count_select = CSRStorage(
+            4,
+            description="Which count the next register shows: "
+            + ", ".join(f"{kind.value} {kind.name}" for kind in Illegal)
+            + f" (illegal commands by kind), {len(Illegal)} (RD and WR to banks whose state is"
+            " unknown, which are no accesses).",
+        )
+        self._count = CSRStatus(
+            description="The selected count since recording started; stays at its maximum.",
+            fields=[
+                CSRField("count", size=COUNT_BITS),
+                CSRField("select", size=4, description="Whose count it is."),
+            ],
+        )
+
+        # Counts of each kind of illegal command, and of column commands to an unknown bank.
+        self.illegal_counts: dict[Illegal, Any] = {}
+        self.unknown_count: Any
+
+        # # #
+
+        self.mirror = self._protocol.fields.mirror
+        self.burst = self._protocol.fields.burst
+        self.t_rcd = self._protocol.fields.t_rcd
+
+        for pins in self.commands:
+            pins.cke.reset = C(2**ranks - 1)
+            pins.cs_n.reset = C(2**ranks - 1)
+
+        # A: what each command is, on its own --------------------------------------------------
+
+        stage_a = self._classified()
+
+        # B: the 4 CK around each command ------------------------------------------------------
+
+        # The last commands in B are those before the first in A.
+        stage_b = [Record(stage_a[0].layout) for _ in stage_a]
+        refused = [Signal(len(REFUSED_BY_WINDOW)) for _ in stage_a]
+        self.sync.snoop += [
+            after.eq(before) for after, before in zip(stage_b, stage_a, strict=True)
+        ]
+        window = stage_b[-3:] + stage_a
+        for phase, command in enumerate(stage_a):
+            self._check_window(command, window[phase : phase + 3], refused[phase])
+
+        columns_b = [self._first_column(group) for group in self._grouped(stage_a)]
+        acts_b = [
+            [self._first_act(group, rank) for rank in range(ranks)]
+            for group in self._grouped(stage_a)
+        ]
+
+        # C: masks of banks, tRCD, legality; D: the rows ---------------------------------------
+
+        ops_c = [Signal(3) for _ in stage_b]
+        for command, why, op in zip(stage_b, refused, ops_c, strict=True):
+            self.sync.snoop += [
+                op.eq(0),
+                If(command.act, op.eq(OP_ACT)),
+                If(command.pre, op.eq(OP_PRE)),
+                If(command.ref, op.eq(OP_REF)),
+                If(command.column, op.eq(Mux(command.a[10], OP_COLUMN_AP, OP_COLUMN))),
+                If(why != 0, op.eq(OP_REFUSED)),
+            ]
+        hits_c = [[self._bank_hits(command, rank) for rank in range(ranks)] for command in stage_b]
+
+        early_c = self._too_early(columns_b, acts_b)
+        legal_c = []
+        for group, whys in zip(self._grouped(stage_b), self._grouped(refused), strict=True):
+            legal = Signal()
+            # A second column command in a group is always refused.
+            pairs = zip(group, whys, strict=True)
+            self.sync.snoop += legal.eq(_any(command.column & (why == 0) for command, why in pairs))
+            legal_c.append(legal)
+
+        columns_c = [self._delayed(column) for column in columns_b]
+        rows_d = self._rows(columns_b, columns_c, acts_b)
+
+        # D: what four phases do to each bank --------------------------------------------------
+
+        ops_d = []
+        for early, ops, hits in zip(
+            early_c, self._grouped(ops_c), self._grouped(hits_c), strict=True
+        ):
+            ops_d.append(
+                [self._bank_ops(early, ops, [hit[r] for hit in hits]) for r in range(ranks)]
+            )
+
+        columns_d = [self._delayed(column) for column in columns_c]
+        early_d = [self._delayed(signal) for signal in early_c]
+        legal_d = [self._delayed(signal) for signal in legal_c]
+
+        # E: the state of the banks ------------------------------------------------------------
+
+        state = [[Signal(2) for _ in range(2**self.bank_bits)] for _ in range(ranks)]
+        now = state
+        looked_up = []
+        opened_again, refreshed = [], []
+        for lane, (column, ops) in enumerate(zip(columns_d, ops_d, strict=True)):
+            found = [Signal(2) for _ in range(ranks)]
+            looked_up.append(found)
+            then = []
+            for rank in range(ranks):
+                banks = list(zip(ops[rank], now[rank], strict=True))
+                again, refresh = Signal(), Signal()
+                self.sync.snoop += [
+                    found[rank].eq(Array(now[rank])[column.bank]),
+                    again.eq(_any((op == OP_ACT) & bank[1] for op, bank in banks)),
+                    refresh.eq(_any((op == OP_REF) & bank[1] for op, bank in banks)),
+                ]
+                opened_again.append(again)
+                refreshed.append(refresh)
+                then.append([self._next_state(op, bank, lane) for op, bank in banks])
+            now = then
+        for rank in range(ranks):
+            for bank, following in zip(state[rank], now[rank], strict=True):
+                self.sync.snoop += [bank.eq(following), If(self.forget, bank.eq(UNKNOWN))]
+
+        columns_e = [self._delayed(column) for column in columns_d]
+        rows_e = [[self._delayed(row) for row in tables] for tables in rows_d]
+        early_e = [self._delayed(signal) for signal in early_d]
+        legal_e = [self._delayed(signal) for signal in legal_d]
+
+        # F: access, or why not ----------------------------------------------------------------
+
+        closed, too_early, unknown = [], [], []
+        for lane, source in enumerate(self.sources):
+            column, legal, early = columns_e[lane], legal_e[lane], early_e[lane]
+            bank = Signal(2)
+            self.comb += bank.eq(Array(looked_up[lane])[column.rank])
+            self.sync.snoop += [
+                source.valid.eq(legal & bank[1] & ~early),
+                source.write.eq(column.write),
+                source.phase.eq(Cat(column.phase, C(lane, 1))),
+                source.rank.eq(column.rank),
+                source.bank.eq(column.bank[: self.bank_address_bits]),
+                source.row.eq(
+                    Array(rows_e[lane])[bank[0]] if lanes(phases) > 1 else rows_e[lane][0]
+                ),
+                source.column.eq(column.column),
+            ]
+            if self.bank_bits > self.bank_address_bits:
+                self.sync.snoop += source.bank_group.eq(column.bank[self.bank_address_bits :])
+            closed.append(legal & (bank == CLOSED))
+            too_early.append(legal & bank[1] & early)
+            unknown.append(legal & (bank == UNKNOWN))
+
+        # Events of one clock, and how many clocks they come before F.
+        events: dict[Illegal, tuple[list[Any], int]] = {
+            kind: ([why[index] for why in refused], 3)
+            for index, kind in enumerate(REFUSED_BY_WINDOW)
+        }
+        events |= {
+            Illegal.CLOSED: (closed, 0),
+            Illegal.TRCD: (too_early, 0),
+            Illegal.OPEN: (opened_again, 0),
+            Illegal.REFRESH: (refreshed, 0),
+        }
+        seen = []
+        for kind in Illegal:
+            strobes, clocks = events[kind]
+            self.illegal_counts[kind] = self._counter(strobes, ILLEGAL_COUNT_BITS)
+            happened = _any(strobes)
+            for _ in range(clocks + 1):
+                happened = self._delayed(happened)
+            seen.append(happened)
+        self.unknown_count = self._counter(unknown, COUNT_BITS)
+        self.comb += [
+            self.illegal.valid.eq(_any(seen)),
+            self.illegal.code.eq(Cat(*seen)),
+        ]
+
+        # CSRs ---------------------------------------------------------------------------------
+
+        select, shown = Signal(4), Signal(COUNT_BITS + 4)
+        counts = [self.illegal_counts[kind] for kind in Illegal] + [self.unknown_count]
+        self.specials += MultiReg(self._count_select.storage, select, "snoop")
+        self.sync.snoop += [
+            shown[:COUNT_BITS].eq(Array(counts)[select]),
+            shown[COUNT_BITS:].eq(select),
+        ]
+        self.count_crossing = BusSynchronizer(COUNT_BITS + 4, "snoop", "sys")
+        self.comb += [
+            self.count_crossing.i.eq(shown),
+            self._count.status.eq(self.count_crossing.o),
+        ]
+
+    # Steps ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _grouped(phases: list[Any]) -> list[list[Any]]:
+        step = PHASES_PER_LANE
+        return [phases[start : start + step] for start in range(0, len(phases), step)]
+
+    def _delayed(self, source: Any) -> Any:
+        result = Record(source.layout) if isinstance(source, Record) else Signal(len(source))
+        self.sync.snoop += result.eq(source)
+        return result
+
+    def _counter(self, strobes: list[Any], bits: int) -> Any:
+        counter = SaturatingCounter(reduce(add, strobes), bits)
+        self.submodules += counter
+        self.comb += counter.clear.eq(self.clear)
+        return counter.count
+
+    def _classified(self) -> list[Any]:
+        cke_before = Signal(self.ranks, reset=2**self.ranks - 1)
+        self.sync.snoop += cke_before.eq(self.commands[-1].cke)
+        result = []
+        for pins in self.commands:
+            command = Record(
+                [
+                    ("ranks", self.ranks),
+                    ("act", 1),
+                    ("pre", 1),
+                    ("ref", 1),
+                    ("column", 1),
+                    ("write", 1),
+                    ("reserved", 1),
+                    ("several", 1),  # ACT or column command to several ranks
+                    ("every_bank", 1),
+                    ("bank", self.bank_bits),
+                    ("a", self.row_bits),
+                ]
+            )
+            result.append(command)
+            code, reserved, bank = self.encoding(pins)
+            ranks = Signal(self.ranks)
+            several = (
+                _any(ranks[i] & ranks[j] for j in range(self.ranks) for i in range(j))
+                if self.ranks > 1
+                else 0
+            )
+            # While CKE is low, and as it falls, a rank takes no command; REF as it falls is the
+            # entry of self refresh.
+            asleep = Signal()
+            present, good = Signal(), Signal()
+            is_act, is_column = Signal(), Signal()
+            self.comb += [
+                ranks.eq(~pins.cs_n),
+                asleep.eq((ranks & ~(cke_before & (pins.cke | Mux(code == REF, ranks, 0)))) != 0),
+                present.eq((pins.cs_n != 2**self.ranks - 1) & (code != NOP)),
+                good.eq(present & ~reserved & ~asleep),
+                is_act.eq(good & (code == ACT)),
+                is_column.eq(good & ((code == RD) | (code == WR))),
+            ]
+            self.sync.snoop += [
+                command.ranks.eq(ranks),
+                command.act.eq(is_act),
+                command.pre.eq(good & (code == PRE)),
+                command.ref.eq(good & (code == REF)),
+                command.column.eq(is_column),
+                command.write.eq(code == WR),
+                command.reserved.eq(present & (reserved | asleep)),
+                command.several.eq((is_act | is_column) & several),
+                command.every_bank.eq(
+                    present & (reserved | asleep | (code == REF) | ((code == PRE) & pins.a[10]))
+                ),
+                command.bank.eq(bank),
+                command.a.eq(pins.a),
+            ]
+            cke_before = pins.cke
+        return result
+
+    def _check_window(self, command: Any, earlier: list[Any], refused: Any) -> None:
+        def touches(other: Any) -> Any:
+            return other.act | other.pre | other.ref | other.column | other.reserved
+
+        def too_close(other: Any) -> Any:
+            same_bank = command.every_bank | other.every_bank | (command.bank == other.bank)
+            return (
+                touches(command)
+                & touches(other)
+                & ((command.ranks & other.ranks) != 0)
+                & ((same_bank & ~(command.pre & other.pre)) | (command.act & other.act))
+            )
+
+        self.sync.snoop += [
+            refused.eq(0),
+            If(
+                command.reserved,
+                refused[REFUSED_BY_WINDOW.index(Illegal.COMMAND)].eq(1),
+            )
+            .Elif(
+                command.several,
+                refused[REFUSED_BY_WINDOW.index(Illegal.RANKS)].eq(1),
+            )
+            .Elif(
+                command.column & _any(other.column for other in earlier),
+                refused[REFUSED_BY_WINDOW.index(Illegal.COLUMN_SPACING)].eq(1),
+            )
+            .Elif(
+                _any(too_close(other) for other in earlier),
+                refused[REFUSED_BY_WINDOW.index(Illegal.BANK_SPACING)].eq(1),
+            ),
+        ]
+
+    def _first(self, group: list[Any], chosen: list[Any]) -> tuple[Any, Any]:
+        """The first chosen command of a group, and its phase."""
+        first, phase = Record(group[0].layout), Signal(2)
+        for index in reversed(range(PHASES_PER_LANE)):
+            self.comb += If(chosen[index], first.eq(group[index]), phase.eq(index))
+        return first, phase
+
+    def _first_column(self, group: list[Any]) -> Any:
+        """The column command of four phases; if there are several, only the first can be legal."""
+        first, phase = self._first(group, [command.column for command in group])
+        result = Record(
+            [
+                ("write", 1),
+                ("phase", 2),
+                ("rank", RANK_BITS),
+                ("bank", self.bank_bits),
+                ("column", COLUMN_BITS),
+            ]
+        )
+        mirrored, chopped = Signal(), Signal()
+        bank, a = Signal(self.bank_bits), Signal(self.row_bits)
+        self.comb += [
+            mirrored.eq((first.ranks & self.mirror) != 0),
+            chopped.eq(self.burst[1] | (self.burst[0] & ~a[12])),
+            bank.eq(Mux(mirrored, _swapped(first.bank, self.mirrored_bank_pins), first.bank)),
+            a.eq(Mux(mirrored, _swapped(first.a, self.mirrored_address_pins), first.a)),
+        ]
+        self.sync.snoop += [
+            result.write.eq(first.write),
+            result.phase.eq(phase),
+            Case(first.ranks, {1 << rank: result.rank.eq(rank) for rank in range(self.ranks)}),
+            result.bank.eq(bank),
+            # A burst of 8 shows its words 0 to 7 whatever A2:0 say, which only order them.
+            result.column.eq(Cat(C(0, 2), a[2] & chopped, *(a[pin] for pin in self.column_pins))),
+        ]
+        return result
+
+    def _first_act(self, group: list[Any], rank: int) -> Any:
+        """The ACT of four phases to ``rank``; if there are several, only the first can be legal."""
+        first, phase = self._first(group, [command.act & command.ranks[rank] for command in group])
+        result = Record(
+            [
+                ("valid", 1),
+                ("ready_phase", 3),  # tRCD later, without its whole groups
+                ("bank", self.bank_bits),
+                ("row", self.row_bits),
+            ]
+        )
+        mirrored = self.mirror[rank]
+        self.sync.snoop += [
+            result.valid.eq(_any(command.act & command.ranks[rank] for command in group)),
+            result.ready_phase.eq(phase + self.t_rcd[:2]),
+            result.bank.eq(
+                Mux(mirrored, _swapped(first.bank, self.mirrored_bank_pins), first.bank)
+            ),
+            result.row.eq(Mux(mirrored, _swapped(first.a, self.mirrored_address_pins), first.a)),
+        ]
+        return result
+
+    def _too_early(self, columns: list[Any], acts: list[list[Any]]) -> list[Any]:
+        """For each lane: its column command comes sooner than tRCD after an ACT to its bank."""
+        groups = self.t_rcd[2:]
+        early = [Signal() for _ in columns]
+        found: list[list[Any]] = [[] for _ in columns]
+        for rank in range(self.ranks):
+            past = [
+                Record([("valid", 1), ("ready_phase", 3), ("bank", self.bank_bits)])
+                for _ in range(HISTORY_STEPS)
+            ]
+            present = [lane_acts[rank] for lane_acts in acts]
+            latest_first = present[::-1] + past
+            for after, before in zip(past, latest_first, strict=False):
+                self.sync.snoop += [
+                    after.valid.eq(before.valid),
+                    after.ready_phase.eq(before.ready_phase),
+                    after.bank.eq(before.bank),
+                ]
+            for lane, column in enumerate(columns):
+                earlier = latest_first[len(columns) - lane :][:HISTORY_STEPS]
+                for step, act in enumerate(earlier, start=1):
+                    before_phase = column.phase < act.ready_phase[:2]
+                    found[lane].append(
+                        (column.rank == rank)
+                        & act.valid
+                        & (column.bank == act.bank)
+                        & (
+                            (groups > step)
+                            | ((groups == step) & (act.ready_phase[2] | before_phase))
+                            | ((groups == step - 1) & act.ready_phase[2] & before_phase)
+                        )
+                    )
+        self.sync.snoop += [
+            signal.eq(_any(terms)) for signal, terms in zip(early, found, strict=True)
+        ]
+        return early
+
+    def _rows(self, columns_b: list[Any], columns_c: list[Any], acts: list[list[Any]]) -> Any:
+        """Rows that the tables hold for each lane's column command, by lane and table.
+
+        Each lane writes its ACTs to a table of its own. A lane must see the ACTs of the lanes
+        before it in the same clock, but not its own nor those of later ones.
+        """
+        rows = [[Signal(self.row_bits) for _ in acts] for _ in columns_b]
+        by_rank: list[list[list[Any]]] = [[[] for _ in acts] for _ in columns_b]
+        for table, lane_acts in enumerate(acts):
+            for act in lane_acts:
+                memory = Memory(self.row_bits, 2**self.bank_bits)
+                write = memory.get_port(write_capable=True)
+                self.specials += memory, write
+                self.comb += [
+                    write.adr.eq(act.bank),
+                    write.dat_w.eq(act.row),
+                    write.we.eq(act.valid),
+                ]
+                for lane, (column_b, column_c) in enumerate(zip(columns_b, columns_c, strict=True)):
+                    read = memory.get_port(async_read=True)
+                    self.specials += read
+                    # B is when the table is written, so B sees it before, and C after.
+                    written = table < lane
+                    self.comb += read.adr.eq(column_c.bank if written else column_b.bank)
+                    row = read.dat_r if written else self._delayed(read.dat_r)
+                    by_rank[lane][table].append(row)
+        for lane, column in enumerate(columns_c):
+            for table, row in enumerate(rows[lane]):
+                self.sync.snoop += row.eq(Array(by_rank[lane][table])[column.rank])
+        return rows
+
+    def _bank_hits(self, command: Any, rank: int) -> Any:
+        """One bit for each bank of ``rank`` that the command names."""
+        hits, bank = Signal(2**self.bank_bits), Signal(self.bank_bits)
+        swapped = _swapped(command.bank, self.mirrored_bank_pins)
+        self.comb += bank.eq(Mux(self.mirror[rank], swapped, command.bank))
+        self.sync.snoop += [
+            hit.eq(command.ranks[rank] & (command.every_bank | (bank == index)))
+            for index, hit in enumerate(hits)
+        ]
+        return hits
+
+    def _bank_ops(self, early: Any, ops: list[Any], hits: list[Any]) -> list[Any]:
+        """The operation of four phases on each bank of a rank."""
+        final = [Signal(3) for _ in ops]
+        for result, op in zip(final, ops, strict=True):
+            is_column = op[2]
+            self.comb += If(early & is_column, result.eq(OP_REFUSED)).Else(result.eq(op))
+        banks = [Signal(3) for _ in range(2**self.bank_bits)]
+        for index, bank in enumerate(banks):
+            terms = zip(final, hits, strict=True)
+            self.sync.snoop += bank.eq(_any(Mux(hit[index], op, 0) for op, hit in terms))
+        return banks
+
+    def _next_state(self, op: Any, state: Any, lane: int) -> Any:
+        """State of a bank after the operation of ``lane``."""
+        following, opened = Signal(2), state[1]
+        self.comb += Case(
+            op,
+            {
+                OP_ACT: following.eq(Mux(opened, UNKNOWN, OPENED | lane)),
+                OP_PRE: following.eq(CLOSED),
+                OP_REF: following.eq(Mux(opened, UNKNOWN, state)),
+                OP_COLUMN: following.eq(Mux(opened, state, UNKNOWN)),
+                OP_COLUMN_AP: following.eq(Mux(opened, CLOSED, UNKNOWN)),
+                OP_REFUSED: following.eq(UNKNOWN),
+                "default": following.eq(state),
+            },
+        )
+        return following
