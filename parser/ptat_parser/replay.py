@@ -10,6 +10,12 @@ empty, and a PMD slot's state is known from its events: reads of empty slots fau
 Other faults (permissions, swap) are told by `ptat_fault` events: the walk that faulted is the
 last read of the slot before the event, which is logged before the handler stores anything. Each
 read of an empty slot brings an event too, which is set off against it (``owed``).
+
+The clocks of bus and kernel agree to about a microsecond, and so near may an event be to its
+read. But reads of empty slots show both how soon after its read an event comes (`LAG_LEAST`,
+which clocks may make negative) and how soon the access is tried again (`RETRY_LEAST`, on the
+bus alone). So an event waits a little (`HOLD_S`), and then is about the last read up to a moment
+that lies between the two.
 """
 
 from __future__ import annotations
@@ -63,6 +69,9 @@ Walks ahead of the program (speculation) read empty entries and never fault.
 LAGS_ENOUGH = 64
 """So many reads of empty entries show how soon after a read its fault event can come."""
 
+HOLD_S = 50e-6
+"""A fault event waits so long for reads that the clocks may have put behind it."""
+
 HELD_BACK = 1 << 20
 """Records that wait for a fault event before they are handed on."""
 
@@ -88,11 +97,15 @@ _U32 = np.int64(0xFFFF_FFFF)
     AMBIGUOUS,  # reads of lines of PMD entries whose kind had to be told from the time between
     WALKS_WHOLE,
     WALKS_BROKEN,
+    NEXT_HELD,  # the next fault event to be matched; it and those up to NEXT_TIMED wait
     LAGS,  # fault events whose read was certain
-    LAG_LEAST,  # least ticks from such a read to its event
+    LAG_LEAST,  # least ticks from a read of an empty entry to its fault event
+    RETRY_LEAST,  # … to the next read of the slot, with that event between
     LOSS_FLOOR,  # records before this one are separated from now by a loss
-) = range(19)
-COUNTERS = 19
+) = range(21)
+COUNTERS = 21
+LEAST_UNKNOWN = np.iinfo(np.int64).max
+"""Before the first was seen."""
 
 # Columns of a page's statistics.
 P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES, P_STORES = range(8)
@@ -110,13 +123,20 @@ class _Output(NamedTuple):
 
 
 class _Timed(NamedTuple):
-    """Events without a marker, in bus ticks: kind, ranges of levels 1 and 2, address."""
+    """Events without a marker, in bus ticks: kind, ranges of levels 1 and 2, address.
+
+    Fault events that wait: the line they are about, or -1, whether it was empty, and the time of
+    the read if that is certain already, or 0.
+    """
 
     time: U64
     kind: U8
     range1: npt.NDArray[np.int32]
     range2: npt.NDArray[np.int32]
     address: U64
+    line: I64
+    was_empty: npt.NDArray[np.bool_]
+    read_ticks: I64
 
 
 class _Config(NamedTuple):
@@ -127,6 +147,7 @@ class _Config(NamedTuple):
     faults: bool
     entries: bool
     patience: int  # ticks that a read of an empty entry waits for its fault event
+    hold: np.uint64  # ticks that a fault event waits
 
 
 # Tuples of arrays are costly to hand on: what runs for each access takes single arrays.
@@ -224,82 +245,140 @@ def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped:
 def _match_fault(
     slot: Integer, time: Integer, t: Tables, out: _Output, pages: I64, count: I64
 ) -> None:
-    """Turn the last miss on a slot into a walk that faulted.
-
-    Of several, those too close to the event to have brought it come last.
-    """
+    """Turn the last miss on a slot that can have brought a fault event into a walk that faulted."""
     latest = np.int64(time)
-    if count[LAGS] >= LAGS_ENOUGH:
-        latest -= count[LAG_LEAST] // 2
-    found: Integer = -1
+    if count[LAGS] >= LAGS_ENOUGH or count[LAG_LEAST] < 0:
+        latest -= count[LAG_LEAST]
+        if count[RETRY_LEAST] != LEAST_UNKNOWN:
+            latest += count[RETRY_LEAST] // 4
     link = np.int64(t.last_read[slot])
     while link != 0:
         number = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32)
         at = number - out.first[0]
         if at < 0 or number < count[LOSS_FLOOR]:
             break
-        if out.kind[at] == MISS:
-            if np.int64(out.time[at]) <= latest:
-                found = at
-                break
-            if found < 0:
-                found = at
+        if out.kind[at] == MISS and np.int64(out.time[at]) <= latest:
+            out.kind[at] = FAULT
+            pages[out.page[at], P_MISSES] -= 1
+            pages[out.page[at], P_FAULTED] += 1
+            count[FAULTS_MATCHED] += 1
+            return
         link = np.int64(out.previous[at])
-    if found < 0:
-        count[FAULTS_UNMATCHED] += 1
-        return
-    out.kind[found] = FAULT
-    pages[out.page[found], P_MISSES] -= 1
-    pages[out.page[found], P_FAULTED] += 1
-    count[FAULTS_MATCHED] += 1
+    count[FAULTS_UNMATCHED] += 1
+
+
+@jit
+def _take(i: Integer, line: Integer, t: Tables, timed: _Timed, count: I64) -> None:
+    """Fault event `i` is about the last read of an empty entry of the line."""
+    read_ticks = np.int64(t.owed_ticks[line])
+    t.owed[line] -= 1
+    timed.read_ticks[i] = read_ticks
+    count[FAULTS_EMPTY] += 1
+    count[LAGS] += 1
+    count[LAG_LEAST] = min(count[LAG_LEAST], np.int64(timed.time[i]) - read_ticks)
 
 
 @jit
 def _settle(
-    line: Integer, empty: bool, time: Integer, t: Tables, count: I64, patience: Integer
+    i: Integer, line: Integer, empty: bool, t: Tables, timed: _Timed, count: I64, config: _Config
 ) -> bool:
-    """Set a fault event off against a read of an empty entry of this line, if one is owed.
+    """Set fault event `i` off against a read of an empty entry of this line, if one is owed.
 
     While the entry is still `empty` there is no other read that the event can be about.
     """
+    timed.line[i] = line
+    timed.was_empty[i] = empty
     if not t.owed[line]:
         return False
-    lag = np.int64(time) - np.int64(t.owed_ticks[line])
-    if lag > patience and not empty:
+    read_ticks = np.int64(t.owed_ticks[line])
+    lag = np.int64(timed.time[i]) - read_ticks
+    for earlier in range(count[NEXT_HELD], i):
+        # An event that the clocks put before its read waits for it.
+        if timed.line[earlier] == line and not timed.read_ticks[earlier]:
+            nearer = abs(np.int64(timed.time[earlier]) - read_ticks) < abs(lag)
+            if nearer and t.owed[line]:
+                _take(earlier, line, t, timed, count)
+    if lag > config.patience and not empty:
         t.owed[line] = 0
+    if not t.owed[line]:
         return False
-    t.owed[line] -= 1
-    count[FAULTS_EMPTY] += 1
-    if count[LAGS] == 0 or lag < count[LAG_LEAST]:
-        count[LAG_LEAST] = lag
-    count[LAGS] += 1
+    _take(i, line, t, timed, count)
     return True
 
 
 @jit
-def _fault(
-    i: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
-) -> None:
-    """Find the read of the walk that a fault event is about."""
-    line: Integer = -1
+def _fault(i: Integer, t: Tables, timed: _Timed, count: I64, config: _Config) -> None:
+    """Find the line that the walk of a fault event ended at: the tables may change."""
     page = np.int64(t.page_of_range[timed.range2[i]])
     if page >= 0:
         slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(21)) % ENTRIES
-        line = slot & -config.line
-        if _settle(line, t.state[slot] == EMPTY, timed.time[i], t, count, config.patience):
+        if _settle(i, slot & -config.line, t.state[slot] == EMPTY, t, timed, count, config):
             return
-        if t.state[slot] in (TABLE, UNTRACED):
-            line = -1
+        if t.state[slot] not in (TABLE, UNTRACED):
+            return
+    page = np.int64(t.page_of_range[timed.range1[i]])
+    if page < 0:
+        timed.line[i] = -1
+        count[FAULTS_NO_LEAF] += 1
+        return
+    slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
+    line = slot & -config.line
+    _settle(i, line, t.state[line] == EMPTY, t, timed, count, config)
+
+
+@jit
+def _retry_after(
+    line: Integer, read_ticks: Integer, t: Tables, out: _Output, count: I64
+) -> Integer:
+    """Ticks from a read to the next miss of the line, if that has come, or LEAST_UNKNOWN."""
+    retry: Integer = LEAST_UNKNOWN
+    link = np.int64(t.last_read[line])
+    while link != 0:
+        at = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32) - out.first[0]
+        if at < 0 or np.int64(out.time[at]) <= read_ticks:
+            break
+        retry = np.int64(out.time[at]) - read_ticks
+        link = np.int64(out.previous[at])
+    return retry
+
+
+@jit
+def _match(
+    i: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+) -> None:
+    """Match fault event `i`, which has waited."""
+    line = timed.line[i]
     if line < 0:
-        page = np.int64(t.page_of_range[timed.range1[i]])
-        if page < 0:
-            count[FAULTS_NO_LEAF] += 1
-            return
-        slot = t.frame[page] * ENTRIES + np.int64(timed.address[i] >> np.uint64(12)) % ENTRIES
-        line = slot & -config.line
-        if _settle(line, t.state[line] == EMPTY, timed.time[i], t, count, config.patience):
-            return
-    _match_fault(line, timed.time[i], t, out, pages, count)
+        return
+    # A read so much later has an event of its own to come.
+    if not timed.read_ticks[i] and t.owed_ticks[line] < timed.time[i] + config.hold // 2:
+        _settle(i, line, timed.was_empty[i], t, timed, count, config)
+    if timed.read_ticks[i]:
+        retry = _retry_after(line, timed.read_ticks[i], t, out, count)
+        count[RETRY_LEAST] = min(count[RETRY_LEAST], retry)
+    else:
+        _match_fault(line, timed.time[i], t, out, pages, count)
+    timed.line[i] = -1
+
+
+@jit
+def _match_held(
+    until: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+) -> None:
+    """Match the fault events before `until`."""
+    while count[NEXT_HELD] < count[NEXT_TIMED] and timed.time[count[NEXT_HELD]] < until:
+        _match(count[NEXT_HELD], t, out, timed, pages, count, config)
+        count[NEXT_HELD] += 1
+
+
+@jit
+def _match_frame(
+    frame: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+) -> None:
+    """Match the fault events about a table whose page is used again: its reads all came."""
+    for i in range(count[NEXT_HELD], count[NEXT_TIMED]):
+        if timed.line[i] // ENTRIES == frame:
+            _match(i, t, out, timed, pages, count, config)
 
 
 @jit
@@ -310,7 +389,7 @@ def _timed_until(
     while count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] < time:
         i = count[NEXT_TIMED]
         if timed.kind[i] == kernel_log.FAULT:
-            _fault(i, t, out, timed, pages, count, config)
+            _fault(i, t, timed, count, config)
         else:
             offset = timed.address[i] - config.base
             if offset < config.size:
@@ -320,14 +399,19 @@ def _timed_until(
                     # A cleared entry may be read until the store that clears it.
                     t.mapped[slot] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
         count[NEXT_TIMED] += 1
+    if time > config.hold:
+        _match_held(time - config.hold, t, out, timed, pages, count, config)
 
 
 @jit
-def _timed_after(timed: _Timed, count: I64) -> Integer:
-    """Time of the next event without a marker."""
+def _timed_after(timed: _Timed, count: I64, config: _Config) -> Integer:
+    """When an event without a marker is next, or has waited."""
+    next_timed = _NEVER
     if count[NEXT_TIMED] < timed.time.size:
-        return timed.time[count[NEXT_TIMED]]
-    return _NEVER
+        next_timed = timed.time[count[NEXT_TIMED]]
+    if count[NEXT_HELD] < count[NEXT_TIMED]:
+        next_timed = min(next_timed, timed.time[count[NEXT_HELD]] + config.hold)
+    return next_timed
 
 
 @jit
@@ -370,7 +454,7 @@ def _replay(
     out_time, out_page, out_kind, out_previous = out.time, out.page, out.kind, out.previous
     first_output = out.first[0]
     n_output = count[N_OUTPUT]
-    next_timed = _timed_after(timed, count)
+    next_timed = _timed_after(timed, count, config)
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
 
@@ -379,7 +463,7 @@ def _replay(
         if next_timed < now:
             count[N_OUTPUT] = n_output
             _timed_until(now, t, out, timed, pages, count, config)
-            next_timed = _timed_after(timed, count)
+            next_timed = _timed_after(timed, count, config)
         offset = address[i] - base
         if offset >= size:
             _unexplained(now, address[i], OUTSIDE_REGION, count, examples)
@@ -504,6 +588,7 @@ def replay(
         faults,
         entries and session.board.granularity_bytes > 8,
         int(session.channel.tick_hz * PATIENCE_S),
+        np.uint64(session.channel.tick_hz * HOLD_S),
     )
     timed = _timed_events(log, rpt, clock, config)
     events = list(map(TableEvent._make, log.tables.tolist()))
@@ -514,6 +599,7 @@ def replay(
 
     count = np.zeros(COUNTERS, np.int64)
     count[WALK_PMD] = -1
+    count[LAG_LEAST] = count[RETRY_LEAST] = LEAST_UNKNOWN
     pages = np.zeros((1 << 16, PAGE_COLUMNS), np.int64)
     examples = np.zeros((EXAMPLES, 3), np.uint64)
     out = _output(0)
@@ -533,9 +619,15 @@ def replay(
                     rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
             start = position
             if event < 0:
+                _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
                 count[LOSS_FLOOR] = count[N_OUTPUT]
                 count[WALK_PMD] = -1
             else:
+                if events[event].kind == kernel_log.TABLE_ALLOC:
+                    frame = rpt.slot(events[event].pa) // ENTRIES
+                    _match_frame(frame, rpt.tables, out, timed, pages, count, config)
+                elif events[event].kind == kernel_log.TABLE_MOVE:
+                    _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
                 at = int(chunk.time[position]) if position < accesses else int(ticks[event])
                 rpt.apply(events[event], at)
         _replay(chunk.time, chunk.address, chunk.write, start, accesses, after, after_ticks,
@@ -545,7 +637,7 @@ def replay(
         progress("replaying", done_blocks, reader.blocks)
     for event in schedule.rest():
         rpt.apply(events[event], int(ticks[event]))
-    _timed_until(_NO_ADDRESS, rpt.tables, out, timed, pages, count, config)
+    _timed_until(_NEVER, rpt.tables, out, timed, pages, count, config)
     _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
     shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
     return Replay(
@@ -660,6 +752,9 @@ def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _T
         _range_indices(rpt, index[mm], events["va"], level=1),
         _range_indices(rpt, index[mm], events["va"], level=2),
         np.where(is_fault, events["va"], events["slot_pa"]),
+        np.full(events.size, -1),
+        np.zeros(events.size, np.bool_),
+        np.zeros(events.size, np.int64),
     )
 
 

@@ -37,21 +37,42 @@ class Record:
     size: int
     slot: tuple[int, int, int]  # page, generation, line
     after_loss: int
+    missed: bool  # what it was before a fault event changed it
+
+
+@dataclass
+class Fault:
+    """A fault event that waits."""
+
+    ticks: int
+    read: int = 0  # ticks of the read it was set off against
+
+    def about(self, number: int, page: Page, index: int, empty: bool) -> None:
+        self.number, self.page, self.index, self.empty = number, page, index, empty
 
 
 class Reference:
     def __init__(
-        self, base: int, size_bytes: int, marker_bytes: int, granularity: int, patience: int
+        self,
+        base: int,
+        size_bytes: int,
+        marker_bytes: int,
+        granularity: int,
+        patience: int,
+        hold: int,
     ) -> None:
         self.base, self.size_bytes, self.marker_bytes = base, size_bytes, marker_bytes
         self.line = granularity // 8
         self.patience = patience  # ticks
+        self.hold = hold  # ticks
+        self.held: list[Fault] = []
         self.pages: dict[int, Page] = defaultdict(Page)
         self.serving: dict[tuple[int, int, int], int] = {}
         self.records: list[Record] = []
         self.unexplained: list[tuple[int, int]] = []
         self.losses = 0
         self.lags: list[int] = []  # of fault events after reads of empty entries
+        self.retries: list[int] = []  # ticks from such a read to the next of the slot
         self.walk: tuple[int, int, int] | None = None  # page, line, ticks of the last PMD read
         self.step_16 = 0
 
@@ -79,7 +100,12 @@ class Reference:
 
     def event(self, e: TableEvent) -> None:
         at = self.locate(e.pa)
+        if e.kind == kernel_log.TABLE_MOVE:
+            self.match_held(1 << 64)
         if e.kind == kernel_log.TABLE_ALLOC and e.pa:
+            for fault in [fault for fault in self.held if fault.number == at[0]]:
+                self.held.remove(fault)
+                self.match(fault)
             page = self.pages[at[0]]
             page.store_level = e.level
             page.written.clear()
@@ -126,46 +152,73 @@ class Reference:
             self.announce(e.slot_pa, EMPTY)
 
     def loss(self) -> None:
+        self.match_held(1 << 64)
         self.losses += 1
         self.walk = None
 
     def fault(self, ticks: int, mm: int, va: int) -> None:
+        held = Fault(ticks)
         number = self.serving.get((mm, va >> 30 << 30, 2))
         if number is not None:
             page, index = self.pages[number], va >> 21 & 511
-            if self.settle(ticks, page, index, page.state[index] == EMPTY):
-                return
-            if page.state[index] not in (TABLE, UNTRACED):
-                self.blame(ticks, number, page, index)
+            held.about(number, page, index, page.state[index] == EMPTY)
+            if self.settle(held) or page.state[index] not in (TABLE, UNTRACED):
+                self.held.append(held)
                 return
         number = self.serving.get((mm, va >> 21 << 21, 1))
         if number is not None:
             page, index = self.pages[number], va >> 12 & 511
-            if not self.settle(ticks, page, index, index // self.line not in page.written):
-                self.blame(ticks, number, page, index)
+            held.about(number, page, index, index // self.line not in page.written)
+            self.settle(held)
+            self.held.append(held)
 
-    def settle(self, ticks: int, page: Page, index: int, empty: bool) -> bool:
-        line = index // self.line
-        late = page.owed[line] and ticks > page.owed_ticks[line] + self.patience
-        if late and not empty:
+    def take(self, fault: Fault) -> None:
+        line = fault.index // self.line
+        fault.page.owed[line] -= 1
+        fault.read = fault.page.owed_ticks[line]
+        self.lags.append(fault.ticks - fault.read)
+
+    def settle(self, fault: Fault) -> bool:
+        page, line = fault.page, fault.index // self.line
+        read = page.owed_ticks.get(line, 0)
+        for other in self.held:
+            same = (other.number, other.index // self.line) == (fault.number, line)
+            nearer = abs(other.ticks - read) < abs(fault.ticks - read)
+            if same and not other.read and nearer and page.owed[line]:
+                self.take(other)
+        if fault.ticks > read + self.patience and not fault.empty:
             page.owed[line] = 0
-        if not page.owed[line]:
-            return False
-        page.owed[line] -= 1
-        self.lags.append(ticks - page.owed_ticks[line])
-        return True
+        if page.owed[line]:
+            self.take(fault)
+        return fault.read > 0
 
-    def blame(self, ticks: int, number: int, page: Page, index: int) -> None:
-        slot = (number, page.generation, index // self.line)
+    def match_held(self, until: int) -> None:
+        while self.held and self.held[0].ticks < until:
+            self.match(self.held.pop(0))
+
+    def match(self, fault: Fault) -> None:
+        slot = (fault.number, fault.page.generation, fault.index // self.line)
+        misses = [record for record in self.records if record.slot == slot and record.missed]
+        read = fault.page.owed_ticks.get(fault.index // self.line, 0)
+        if not fault.read and read < fault.ticks + self.hold // 2:
+            self.settle(fault)
+        if fault.read:
+            later = [record.ticks for record in misses if record.ticks > fault.read]
+            self.retries += [ticks - fault.read for ticks in later[:1]]
+        else:
+            self.blame(fault.ticks, misses)
+
+    def blame(self, ticks: int, misses: list[Record]) -> None:
+        latest = ticks
+        if len(self.lags) >= LAGS_ENOUGH or min(self.lags, default=0) < 0:
+            latest += min(self.retries, default=0) // 4 - min(self.lags)
         candidates = [
             record
-            for record in self.records
-            if record.after_loss == self.losses and record.slot == slot and record.kind == MISS
+            for record in misses
+            if record.after_loss == self.losses and record.kind == MISS and record.ticks <= latest
         ]
-        latest = ticks - min(self.lags) // 2 if len(self.lags) >= LAGS_ENOUGH else ticks
-        early = [record for record in candidates if record.ticks <= latest]
         if candidates:
-            (early or candidates)[-1].kind = FAULT
+            candidates[-1].kind = FAULT
 
     # Accesses -----------------------------------------------------------------------------------
 
@@ -211,7 +264,7 @@ class Reference:
         size = 4096 if level == 1 else 2 << 20
         va = base + line * self.line * size
         slot = (number, page.generation, line)
-        self.records.append(Record(ticks, kind, mm, va, size, slot, self.losses))
+        self.records.append(Record(ticks, kind, mm, va, size, slot, self.losses, kind == MISS))
 
     def end_walk(self, ticks: int, parent: tuple[Page, int]) -> None:
         if self.walk and (self.pages[self.walk[0]], self.walk[1]) == (
@@ -271,6 +324,7 @@ def classify(
             reference.event(what) if what else reference.loss()
         while faults and faults[-1][0] < ticks:
             reference.fault(*faults.pop())
+        reference.match_held(ticks - reference.hold)
         following = accesses[i + 1] if i + 1 < len(accesses) else None
         is_read = following is not None and not following[2]
         reference.access(ticks, address, write, following[:2] if is_read else None)
@@ -279,4 +333,5 @@ def classify(
         reference.event(what) if what else reference.loss()
     while faults:
         reference.fault(*faults.pop())
+    reference.match_held(1 << 64)
     return reference

@@ -79,6 +79,7 @@ def reference_of(session, log, reader, placement, fitted):
         region.marker_slots * region.marker_stride_bytes,
         session.board.granularity_bytes,
         int(replaying.PATIENCE_S * session.channel.tick_hz),
+        int(replaying.HOLD_S * session.channel.tick_hz),
     )
     return classify(
         reference,
@@ -236,6 +237,33 @@ def test_copy_on_write_fault(tmp_path):
     what = [kind for kind, _, va in kinds_and_pages(machine.write(tmp_path / "s")) if va == 0]
     pte_reads = [kind for kind in what if kind != replaying.PMD_READ]
     assert pte_reads == [replaying.MISS, replaying.FAULT, replaying.MISS]
+
+
+@pytest.mark.parametrize("error_ns", [-1000, -500, 0, 500])
+def test_fault_labels_bear_an_error_of_the_clocks(tmp_path, monkeypatch, error_ns):
+    """The clocks are fitted to about a microsecond, and so near are a fault and its read."""
+    machine = synthetic.Machine(3)
+    mm = machine.exec()
+    for page in range(0x100, 0x100 + replaying.LAGS_ENOUGH):
+        machine.access(mm, page << 12, write=True)
+    for page in range(0x180, 0x200):
+        machine.access(mm, page << 12)
+        machine.access(mm, page << 12, write=True)
+        machine.idle(30_000)
+    for page in range(0x180, 0x200):
+        machine.walk(mm, page << 12, False)
+        machine.set_pte(mm, page << 12, False)
+        machine.access(mm, page << 12)
+        machine.access(mm, page << 12, write=True)
+    to_ticks = clock.Clock.to_ticks
+
+    def wrong(fitted, cycles):
+        return (to_ticks(fitted, cycles).astype(np.int64) + error_ns).astype(np.uint64)
+
+    monkeypatch.setattr(clock.Clock, "to_ticks", wrong)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [(t, mm, va, size) for t, kind, mm, va, size in rows if kind == replaying.MISS]
+    assert misses == machine.expected
 
 
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
