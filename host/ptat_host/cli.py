@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_script(commands)
     _add_validate(commands)
     _add_check(commands)
+    _add_export(commands)
     return parser
 
 
@@ -359,6 +361,70 @@ def _add_check(commands: _Commands[_Parser]) -> None:
     parser.set_defaults(run=_check)
 
 
+EXPORT_FORMATS = {
+    "wide-parquet": "Parquet, all columns in each row",
+    "arrow": "Arrow IPC file, the same columns",
+    "csv": "comma-separated, the same columns",
+    "perf": "lines like those of perf script",
+    "lackey": "lines like those of valgrind --tool=lackey --trace-mem=yes",
+    "cachegrind": "misses of each page, for cg_annotate",
+    "drmemtrace": "DynamoRIO's trace_entry_t, for TLB simulators",
+}
+
+
+def _add_export(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "export", "write the misses in a format of other tools")
+    _add_session(parser)
+    formats = "; ".join(f"{name}: {about}" for name, about in EXPORT_FORMATS.items())
+    parser.add_argument(
+        "--format", choices=EXPORT_FORMATS, default="csv", help=f"{formats} (default: csv)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="file to write (default: stdout)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="S",
+        type=_seconds,
+        help="first time, in seconds as ptat script shows them (default: the recording's start)",
+    )
+    parser.add_argument(
+        "--to", dest="stop", metavar="S", type=_seconds, help="end of the time (default: none)"
+    )
+    parser.add_argument(
+        "--pid", metavar="N", type=_positive, help="only this process (default: all)"
+    )
+    parser.add_argument(
+        "--address",
+        metavar="A-B",
+        type=_addresses,
+        default=(None, None),
+        help="only pages that touch these addresses, B excluded; hexadecimal (default: all)",
+    )
+    parser.set_defaults(run=_export)
+
+
+def _seconds(text: str) -> int:
+    """Seconds → ns, without rounding what can be written."""
+    try:
+        return int(Decimal(text) * 1_000_000_000)
+    except (ArithmeticError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds") from None
+
+
+def _addresses(text: str) -> tuple[int, int]:
+    try:
+        first, last = (int(part, 16) for part in text.split("-"))
+    except ValueError:
+        first = last = 0
+    if not 0 <= first < last <= 1 << 64:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a range of addresses: 7f00000000-7fffffffff"
+        )
+    return first, last
+
+
 def _parse(arguments: argparse.Namespace) -> int:
     import ptat_parser
     from ptat_host import progress
@@ -427,6 +493,24 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         console.show(check.render(report))
     return 0 if report.ok else 1
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from ptat_parser import Trace
+    from ptat_parser.export import FORMATS, export
+
+    chosen = FORMATS[arguments.format]
+    to_stdout = arguments.output is None
+    if to_stdout and (chosen.seekable or (chosen.binary and sys.stdout.isatty())):
+        raise UsageError(f"{arguments.format} cannot be shown here", "name a file: -o FILE")
+    misses = Trace(_load(arguments)).misses(
+        pid=arguments.pid, time=(arguments.start, arguments.stop), address=arguments.address
+    )
+    if to_stdout:
+        chosen.write(misses, sys.stdout.buffer)
+    else:
+        export(misses, arguments.format, arguments.output)
+    return 0
 
 
 if __name__ == "__main__":

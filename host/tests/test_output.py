@@ -20,6 +20,7 @@ import pytest
 from ptat_host import cli, console, report, script, validate
 from ptat_host.cli import main
 from ptat_parser import Results, Validation
+from ptat_parser.export import FORMATS
 from ptat_parser.session import Session
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -310,6 +311,36 @@ def test_validate(session, monkeypatch, capsys, name, found):
     assert console.plain(validate.render(found))
 
 
+def test_export(session, capfdbinary, tmp_path):
+    assert main(["export", "--format", "csv", "--from", "2", "--to", "4.5", "--pid", "4711"]) == 0
+    header, *rows = capfdbinary.readouterr().out.splitlines()
+    assert header == b'"time","tgid","comm","vaddr","page_size_bytes","span","mm","page"'
+    assert [row.split(b",")[0] for row in rows] == [b"2000000019", b"3000000026", b"4000000033"]
+    address = ["--address", "7f0000000fff-7f0000001001"]
+    assert main(["export", "--format", "lackey", *address, "-o", str(tmp_path / "f")]) == 0
+    found = set((tmp_path / "f").read_text().splitlines())
+    assert found == {"==4711== Command: gups", " L 7f0000000000,1", " L 7f0000001000,1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "arrow"], "arrow cannot be shown here"),
+        (["--format", "xls"], "invalid choice: 'xls'"),
+        (["--from", "nan"], "'nan' is not a time"),
+        (["--address", "7f00"], "'7f00' is not a range of addresses"),
+        (["-o", "no/such/file"], "no/such/file: cannot be written"),
+    ],
+)
+def test_export_that_cannot_be(session, capsys, arguments, message):
+    assert main(["export", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_export_format_is_offered():
+    assert list(cli.EXPORT_FORMATS) == list(FORMATS)
+
+
 def test_newest_session_is_the_default(session, capsys):
     newer = Path("ptat-sessions/20200101T000000Z-older-name")
     make_session(newer)
@@ -321,7 +352,16 @@ def test_newest_session_is_the_default(session, capsys):
 def test_every_option_states_its_default():
     """Help is the reference."""
     (commands,) = (a.choices for a in cli._parser()._actions if isinstance(a.choices, dict))
-    assert set(commands) == {"doctor", "record", "parse", "report", "script", "validate", "check"}
+    assert set(commands) == {
+        "doctor",
+        "record",
+        "parse",
+        "report",
+        "script",
+        "validate",
+        "check",
+        "export",
+    }
     silent = [
         f"{name} {action.option_strings[0]}"
         for name, command in commands.items()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """ptat parser: captured page-table reads → (time, process, virtual page).
 
-`parse` makes a session's results, `load` reads them (making them first where needed) and
-`validate` compares them with what the testbed knows. Each is imported when it is first used:
-builds of C parts run modules of this package with the system's Python, without numpy.
+`parse` makes a session's results, `load` reads them (making them first where needed), `open`
+gives programs its misses and `validate` compares them with what the testbed knows. Each is
+imported when it is first used: builds of C parts run modules of this package with the system's
+Python, without numpy.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ptat_parser.results import Results, load, parse
+    from ptat_parser.trace import Misses, Trace, open
     from ptat_parser.validation import Validation, validate
 
-__all__ = ["Results", "Validation", "load", "parse", "validate"]
+__all__ = ["Misses", "Results", "Trace", "Validation", "load", "open", "parse", "validate"]
 
-_HOME = {"Validation": "validation", "validate": "validation"}
+_HOME = {"Validation": "validation", "validate": "validation"} | dict.fromkeys(
+    ("Misses", "Trace", "open"), "trace"
+)
 
 
 def __getattr__(name: str) -> object:
