@@ -119,12 +119,23 @@ def event_bytes(name: str, values: dict[str, int | str]) -> bytes:
     return bytes(data)
 
 
-def ring_buffer(events: list[tuple[int, bytes]], page_bytes: int = 4096) -> bytes:
-    """Pages of a CPU's ring buffer: `events` are (clock, payload), sorted by clock."""
+MISSED_EVENTS, MISSED_STORED = 1 << 31, 1 << 30
+
+
+def ring_buffer(events: list[tuple[int, bytes | None]], page_bytes: int = 4096) -> bytes:
+    """Pages of a CPU's ring buffer: `events` are (clock, payload), sorted by clock.
+
+    (count, None): that many events were lost there.
+    """
     pages = []
     data = b""
-    page_time = now = 0
+    page_time = now = missed = 0
     for time, payload in events:
+        if payload is None:
+            if data:
+                pages.append(_page(page_time, data, page_bytes, missed))
+            data, missed = b"", time
+            continue
         payload += b"\0" * (-len(payload) % 4)
         words = len(payload) // 4
         while True:
@@ -141,17 +152,23 @@ def ring_buffer(events: list[tuple[int, bytes]], page_bytes: int = 4096) -> byte
                 record += struct.pack("<II", delta << 5, len(payload) + 4) + payload
             if len(data) + len(record) <= page_bytes - 16:
                 break
-            pages.append(_page(page_time, data, page_bytes))
-            data = b""
+            pages.append(_page(page_time, data, page_bytes, missed))
+            data, missed = b"", 0
         data += record
         now = time
     if data:
-        pages.append(_page(page_time, data, page_bytes))
+        pages.append(_page(page_time, data, page_bytes, missed))
     return b"".join(pages)
 
 
-def _page(time: int, data: bytes, page_bytes: int) -> bytes:
-    return (struct.pack("<QQ", time, len(data)) + data).ljust(page_bytes, b"\0")
+def _page(time: int, data: bytes, page_bytes: int, missed: int = 0) -> bytes:
+    commit = len(data)
+    if missed:
+        commit |= MISSED_EVENTS
+        if len(data) + 24 <= page_bytes:
+            commit |= MISSED_STORED
+            data += struct.pack("<Q", missed)
+    return (struct.pack("<QQ", time, commit) + data).ljust(page_bytes, b"\0")
 
 
 @dataclass(eq=False)
@@ -188,6 +205,7 @@ class Machine:
         entries: bool = False,
         psc: bool = True,
         untraced: float = 0.0,
+        reuse: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.granularity = granularity
@@ -197,14 +215,16 @@ class Machine:
         self.entries = entries
         self.psc = psc
         self.untraced = untraced  # share of PTE tables that find the region full
+        self.reuse = reuse  # the page freed last is handed out next
         self.free = [REGION_BASE + (16 + i) * 4096 for i in range(region_pages)]
         self.now = 1000
         self.seq = 0
         self.bus: list[tuple[int, int | None, int]] = []
-        self.log: list[list[tuple[int, bytes]]] = [[] for _ in range(cpus)]
+        self.log: list[list[tuple[int, bytes | None]]] = [[] for _ in range(cpus)]
         self.truth: list[tuple[int, ...]] = []
         self.mms: list[Mm] = []
         self.ids = 0
+        self.tgids: dict[int, int] = {}  # by mm
         self.outside = ELSEWHERE
         self.expected: list[tuple[int, int, int, int]] = []  # ticks, mm, va, size: the misses
         self.event("ptat_marker", cookie=1)
@@ -243,10 +263,13 @@ class Machine:
         self.ids += 1
         mm = Mm(self.ids, self._pgd())
         self.mms.append(mm)
-        self.event(
-            "ptat_mm_attach", mm=mm.id, pgd=mm.pgd_pfn << 12, tgid=40 + mm.id, why=why, comm=comm
-        )
+        self._attach(mm, why, comm)
         return mm
+
+    def _attach(self, mm: Mm, why: int, comm: str) -> None:
+        tgid = self.tgids[mm.id] = 40 + mm.id
+        pgd = mm.pgd_pfn << 12
+        self.event("ptat_mm_attach", mm=mm.id, pgd=pgd, tgid=tgid, why=why, comm=comm)
 
     def _pgd(self) -> int:
         return min(set(range(100, 200)) - {mm.pgd_pfn for mm in self.mms})
@@ -255,7 +278,7 @@ class Machine:
         if level == 1 and self.untraced and self.rng.random() < self.untraced:
             self.event("ptat_table_alloc", mm=mm.id, pa=0, va=0, level=1)
             return Table(0, 1)
-        pa = self.free.pop(self.rng.randrange(len(self.free)))
+        pa = self.free.pop(-1 if self.reuse else self.rng.randrange(len(self.free)))
         if level == 2 and self.levels == "pte":
             self.free.append(pa)
             self.outside += 4096
@@ -363,14 +386,7 @@ class Machine:
                         self.set_pte(parent, base + (page << 12), False)
                         self.set_pte(child, base + (page << 12), False)
         self.mms.append(child)
-        self.event(
-            "ptat_mm_attach",
-            mm=child.id,
-            pgd=child.pgd_pfn << 12,
-            tgid=40 + child.id,
-            why=1,
-            comm="child",
-        )
+        self._attach(child, 1, "child")
         return child
 
     def exit(self, mm: Mm) -> None:
@@ -533,10 +549,12 @@ class Machine:
             (formats / name).write_text(format_text(name))
         for cpu, events in enumerate(self.log):
             (kernel / f"cpu{cpu}.raw").write_bytes(ring_buffer(events))
+            lost = sum(count for count, payload in events if payload is None)
+            read = sum(payload is not None for _, payload in events)
             (kernel / f"cpu{cpu}.stats").write_text(
-                f"entries: 0\noverrun: 0\ncommit overrun: 0\nbytes: 0\n"
+                f"entries: 0\noverrun: {lost}\ncommit overrun: 0\nbytes: 0\n"
                 f"oldest event ts:     1.5\nnow ts:     2.5\ndropped events: 0\n"
-                f"read events: {len(events)}\n"
+                f"read events: {read}\n"
             )
         with (path / "bus.0.raw").open("wb") as file, BlockWriter(file) as writer:
             writer.mark(900, wire.Mark.START)
