@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Between the bus's clock and the link: a FIFO that crosses clocks, and deep buffers of blocks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from litedram.frontend.fifo import LiteDRAMFIFO
+from litex.gen import LiteXModule
+from litex.soc.interconnect import stream
+from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
+from migen import Cat, ClockDomainsRenamer, If, Memory, Mux, Signal, log2_int
+from migen.genlib.cdc import GrayCounter, MultiReg
+
+from ptat_gateware.pack import PAIR_BITS, WORD_BITS, Seal
+from ptat_parser import wire
+
+# Clock-domain crossing ------------------------------------------------------------------------
+
+
+def _binary(gray: Signal) -> Any:
+    bits = [gray[-1]]
+    for i in reversed(range(len(gray) - 1)):
+        bits.insert(0, bits[0] ^ gray[i])
+    return Cat(*bits)
+
+
+class CrossingFIFO(LiteXModule):
+    """Asynchronous FIFO from domain ``snoop`` to ``sys`` whose writer knows how full it is.
+
+    What is written on a clock with ``we`` is stored: the writer stops by ``room``, which falls
+    ``margin`` entries before the end (what it may still write before it sees that), and resumes by
+    ``half_empty``. Both err on the full side: they see a read some clocks later, writes at once.
+    """
+
+    margin = 8  # entries
+
+    def __init__(self, width: int, depth: int) -> None:
+        self.din = Signal(width)
+        self.we = Signal()
+        self.room = Signal()
+        self.half_empty = Signal()
+
+        self.source = stream.Endpoint([("data", width)])
+
+        # # #
+
+        bits = log2_int(depth) + 1
+        self.produce = produce = ClockDomainsRenamer("snoop")(GrayCounter(bits))
+        self.consume = consume = GrayCounter(bits)
+        storage = Memory(width, depth)
+        write = storage.get_port(write_capable=True, clock_domain="snoop")
+        read = storage.get_port(clock_domain="sys")
+        self.specials += storage, write, read
+
+        # Write side.
+        consumed, consumed_binary = Signal(bits), Signal(bits)
+        level = Signal(bits)
+        self.specials += MultiReg(consume.q, consumed, "snoop")
+        self.comb += [
+            produce.ce.eq(self.we),
+            write.adr.eq(produce.q_binary[:-1]),
+            write.dat_w.eq(self.din),
+            write.we.eq(self.we),
+        ]
+        self.sync.snoop += [
+            consumed_binary.eq(_binary(consumed)),
+            level.eq(produce.q_binary - consumed_binary),
+            self.room.eq(level < depth - self.margin),
+            self.half_empty.eq(level < depth // 2),
+        ]
+
+        # Read side, with an output register: block RAMs answer late in the clock.
+        produced = Signal(bits)
+        readable = Signal()
+        self.specials += MultiReg(produce.q, produced, "sys")
+        self.comb += [
+            readable.eq(consume.q != produced),
+            consume.ce.eq(readable & (self.source.ready | ~self.source.valid)),
+            read.adr.eq(consume.q_next_binary[:-1]),
+        ]
+        self.sync += If(
+            self.source.ready | ~self.source.valid,
+            self.source.valid.eq(readable),
+            self.source.data.eq(read.dat_r),
+        )
+
+
+class LaneSerializer(LiteXModule):
+    """Words of a clock, one by one: the first lane's, then the second's."""
+
+    def __init__(self, lanes: int) -> None:
+        self.sink = sink = stream.Endpoint([("words", lanes * WORD_BITS), ("valids", lanes)])
+        self.source = source = stream.Endpoint([("word", WORD_BITS)])
+
+        # # #
+
+        if lanes == 1:
+            self.comb += [
+                source.valid.eq(sink.valid),
+                source.word.eq(sink.words),
+                sink.ready.eq(source.ready),
+            ]
+            return
+        first_done = Signal()
+        second = ~sink.valids[0] | first_done
+        last = second | ~sink.valids[1]
+        self.comb += [
+            source.valid.eq(sink.valid),
+            source.word.eq(Mux(second, sink.words[WORD_BITS:], sink.words[:WORD_BITS])),
+            sink.ready.eq(source.ready & last),
+        ]
+        self.sync += If(source.valid & source.ready, first_done.eq(~last))
+
+
+# Buffer ---------------------------------------------------------------------------------------
+
+
+class Buffer(LiteXModule):
+    """Holds blocks for a link that is slower than the bus, in block RAM and, if there, in DRAM.
+
+    ``depth_words`` are kept in block RAM. With ``dram_ports`` (write and read port of one width),
+    ``dram_bytes`` from ``dram_base`` on follow. ``source`` are the blocks word by word, ``last``
+    with each block's last.
+    """
+
+    def __init__(
+        self,
+        depth_words: int = 8192,
+        dram_ports: tuple[Any, Any] | None = None,
+        dram_base: int = 0,
+        dram_bytes: int = 0,
+    ) -> None:
+        self.sink = stream.Endpoint([("data", PAIR_BITS)])
+        self.source = stream.Endpoint([("data", WORD_BITS)])
+        self.half_empty = Signal()
+
+        self._level = CSRStatus(32, description="Words in the block RAM buffer.")
+        self._high_water = CSRStatus(32, description="Highest level since it was cleared.")
+        self._depth = CSRStatus(32, description="Words that the block RAM buffer holds.")
+        self._control = CSRStorage(
+            fields=[CSRField("clear", size=1, pulse=True, description="Clear high_water.")],
+            description="Control of the buffer.",
+        )
+
+        # # #
+
+        self.fifo = fifo = stream.SyncFIFO(
+            [("data", PAIR_BITS)], depth_words * WORD_BITS // PAIR_BITS, buffered=True
+        )
+        pairs = fifo.level
+        high_water = Signal(len(pairs))
+        self.comb += [
+            self.sink.connect(fifo.sink),
+            self.half_empty.eq(pairs < fifo.depth // 2),
+            self._level.status.eq(Cat(0, pairs)),
+            self._high_water.status.eq(Cat(0, high_water)),
+            self._depth.status.eq(depth_words),
+        ]
+        self.sync += [
+            If(pairs > high_water, high_water.eq(pairs)),
+            If(self._control.fields.clear, high_water.eq(0)),
+        ]
+
+        self.words = words = stream.Converter(PAIR_BITS, WORD_BITS)
+        self.seal = seal = Seal()
+        stages = [fifo, words, seal]
+        if dram_ports is not None:
+            write_port, read_port = dram_ports
+            width = write_port.data_width
+            # A block is a whole number of DRAM words: none is left half filled.
+            self.to_dram = stream.Converter(WORD_BITS, width)
+            self.dram = LiteDRAMFIFO(width, dram_base, dram_bytes, write_port, read_port)
+            self.from_dram = stream.Converter(width, WORD_BITS)
+            stages += [self.to_dram, self.dram, self.from_dram]
+        for before, after in itertools.pairwise(stages):
+            self.comb += before.source.connect(after.sink, keep={"valid", "ready", "data"})
+        self.comb += stages[-1].source.connect(self.source, keep={"valid", "ready", "data"})
+
+        # Blocks are whole: counting words finds their ends, whatever way they took.
+        index = Signal(max=wire.BLOCK_WORDS)
+        self.comb += self.source.last.eq(index == wire.BLOCK_WORDS - 1)
+        self.sync += If(self.source.valid & self.source.ready, index.eq(index + 1))

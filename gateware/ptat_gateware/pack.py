@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Accesses to words, words to blocks: the wire format of `ptat_parser.wire`.
+
+`Encoder` works at the pace of the bus, in domain ``snoop``: it decides what is lost, and all
+that it lets go reaches the stream. `Packer` works at the pace of the buffer, in domain ``sys``, can
+be stalled anywhere, and never tears a block.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_, xor
+from typing import Any
+
+from litex.gen import LiteXModule
+from litex.soc.interconnect import stream
+from litex.soc.interconnect.csr import CSRStatus, CSRStorage
+from migen import Case, Cat, ClockDomainsRenamer, Constant, If, Mux, Signal, log2_int
+from migen.genlib.fsm import FSM, NextState, NextValue
+
+from ptat_gateware.filter import SAMPLE_BITS
+from ptat_gateware.layouts import Illegal, access_layout
+from ptat_gateware.stamp import SYNC_NUMBER_BITS
+from ptat_parser import wire
+
+WORD_BITS = 64
+PAIR_BITS = 2 * WORD_BITS
+
+# Kinds of decode errors: those of the decoder, and accesses without an address mapping.
+ERROR_UNMAPPED = len(Illegal)
+ERROR_KINDS = len(Illegal) + 1
+ERROR_COUNT_BITS = wire.MARK_ARGUMENT_BITS - wire.DECODE_ERROR_COUNT_SHIFT
+
+
+# Words ----------------------------------------------------------------------------------------
+
+
+class Encoder(LiteXModule):
+    """Encodes up to one access a lane and clock into words, marks and losses into idle clocks.
+
+    ``words`` with ``valids`` leave for a FIFO that cannot say no: ``room`` must fall while it can
+    still take what is under way (`in_flight` clocks). From then on accesses are counted as lost
+    until ``resume`` is high too; then a LOST word tells how many.
+
+    A mark waits for a clock without an access, at the latest the bus's next refresh. ``soon``
+    announces that the next clock may bring an access, so that a TIME word, where a delta would
+    overflow, is always written in the clock before and costs an access nothing.
+
+    ``run`` starts and stops a recording; ``flush`` (a pulse) has all that is buffered sent.
+    """
+
+    in_flight = 2  # clocks from ``room`` to the FIFO
+
+    def __init__(self, phases: int, lanes: int) -> None:
+        self.sinks = [stream.Endpoint(access_layout) for _ in range(lanes)]
+        self.soon = Signal()
+        self.words = [Signal(WORD_BITS) for _ in range(lanes)]
+        self.valids = Signal(lanes)
+        self.room = Signal()
+        self.resume = Signal()
+
+        # Control.
+        self.run = Signal()
+        self.flush = Signal()
+        self.enable = Signal()  # of the trigger
+        self.starting = Signal()  # for one clock
+        self.recording = Signal()
+
+        # From the stamp.
+        self.time = Signal(wire.TIME_BITS)
+        self.skip = Signal()  # the stamp skips clocks
+        self.sync_pending = Signal()
+        self.sync_done = Signal()
+        self.sync_number = Signal(SYNC_NUMBER_BITS)
+        self.sync_age = Signal(wire.SYNC_NUMBER_SHIFT)
+
+        # From trigger, decoder and address map.
+        self.started = Signal()
+        self.stopped = Signal()
+        self.by = Signal(2)
+        self.one_in = Signal(SAMPLE_BITS)
+        self.errors = Signal(ERROR_KINDS)  # of this clock
+
+        # Accesses of this clock that are part of the recording.
+        self.matched = Signal(max=lanes + 1)
+
+        # # #
+
+        taken = Signal()
+        self.comb += taken.eq(reduce(or_, [sink.valid for sink in self.sinks]))
+
+        # Time since the last word -------------------------------------------------------------
+
+        # Ticks from the last word to phase 0 of this clock. Stops when its top bit is set: then a
+        # TIME word is due. So a delta is at most half of what a record can hold, and a phase.
+        elapsed = Signal(wire.ACCESS_DELTA_BITS)
+        time_due = elapsed[-1]
+        phase_bits = log2_int(phases)
+        last_phase = Signal(phase_bits)
+        send_accesses, send_time, send_lost, send_mark = (Signal() for _ in range(4))
+        any_word = Signal()
+        self.comb += [
+            any_word.eq(send_accesses | send_time | send_lost | send_mark),
+            last_phase.eq(0),
+            *(If(sink.valid, last_phase.eq(sink.phase[:phase_bits])) for sink in self.sinks),
+        ]
+        self.sync.snoop += [
+            If(~time_due, elapsed.eq(elapsed + phases)),
+            If(any_word, elapsed.eq(Mux(send_accesses, phases - last_phase, phases))),
+            If(self.skip, elapsed[-1].eq(1)),
+        ]
+
+        # Marks --------------------------------------------------------------------------------
+
+        fsm = ClockDomainsRenamer("snoop")(FSM("IDLE"))
+        self.fsm = fsm
+        idle = fsm.ongoing("IDLE")
+
+        error_kinds = Signal(ERROR_KINDS)
+        error_count = Signal(ERROR_COUNT_BITS)
+        error_done = Signal()
+        trigger_pending, trigger_by, trigger_done = Signal(), Signal(2), Signal()
+        flush_pending, flush_done = Signal(), Signal()
+        stop_pending, stop_by = Signal(), Signal(2)
+        self.sync.snoop += [
+            If(
+                error_done | idle,
+                error_kinds.eq(self.errors),
+                error_count.eq(self.errors != 0),
+            ).Else(
+                error_kinds.eq(error_kinds | self.errors),
+                If(
+                    (self.errors != 0) & (error_count != 2**ERROR_COUNT_BITS - 1),
+                    error_count.eq(error_count + 1),
+                ),
+            ),
+            If(trigger_done | idle, trigger_pending.eq(0)),
+            If(self.started, trigger_pending.eq(1), trigger_by.eq(self.by)),
+            If(flush_done | idle, flush_pending.eq(0)),
+            If(self.flush & ~idle, flush_pending.eq(1)),
+            If(idle, stop_pending.eq(0), stop_by.eq(0)),
+            If(self.stopped, stop_pending.eq(1), stop_by.eq(self.by)),
+        ]
+        self.comb += If(idle, self.sync_done.eq(1))
+
+        mark_code = Signal(wire.MARK_CODE_BITS)
+        mark_argument = Signal(wire.MARK_ARGUMENT_BITS)
+        mark_pending = Signal()
+        send_pending = Signal()
+        error_argument = Cat(
+            error_kinds,
+            Constant(0, wire.DECODE_ERROR_COUNT_SHIFT - ERROR_KINDS),
+            error_count,
+        )
+        marks = [
+            (error_kinds != 0, wire.Mark.DECODE_ERROR, error_argument, error_done),
+            (
+                self.sync_pending,
+                wire.Mark.SYNC,
+                Cat(self.sync_age, self.sync_number),
+                self.sync_done,
+            ),
+            (trigger_pending, wire.Mark.TRIGGER, trigger_by, trigger_done),
+            (flush_pending, wire.Mark.FLUSH, 0, flush_done),
+        ]
+        choice: Any = None
+        for pending, code, argument, done in marks:
+            statements = [
+                mark_pending.eq(1),
+                mark_code.eq(code),
+                mark_argument.eq(argument),
+                If(send_pending, done.eq(1)),
+            ]
+            choice = (
+                If(pending, *statements) if choice is None else choice.Elif(pending, *statements)
+            )
+        # START, SAMPLE and STOP override them.
+        force_code = Signal(wire.MARK_CODE_BITS)
+        force_argument = Signal(wire.MARK_ARGUMENT_BITS)
+        self.comb += [
+            choice,
+            If(force_code != 0, mark_code.eq(force_code), mark_argument.eq(force_argument)),
+        ]
+
+        # Words --------------------------------------------------------------------------------
+
+        lost = Signal(wire.LOST_COUNT_BITS)
+        lost_now = Signal(wire.LOST_COUNT_BITS)
+        lost_sum = Signal(wire.LOST_COUNT_BITS + 1)
+        payload, tag = Signal(wire.TAG_SHIFT), Signal(WORD_BITS - wire.TAG_SHIFT)
+        self.comb += [
+            lost_sum.eq(lost + self.matched),
+            lost_now.eq(Mux(lost_sum[-1], 2**wire.LOST_COUNT_BITS - 1, lost_sum)),
+            payload[wire.EVENT_DELTA_SHIFT :].eq(elapsed),
+            payload[: wire.EVENT_DELTA_SHIFT].eq(Cat(mark_argument, mark_code)),
+            tag.eq(wire.Tag.MARK),
+            If(
+                send_lost,
+                payload[: wire.EVENT_DELTA_SHIFT].eq(lost_now),
+                tag.eq(wire.Tag.LOST),
+            ),
+            If(send_time, payload.eq(self.time), tag.eq(wire.Tag.TIME)),
+        ]
+        deltas: list[Any] = [elapsed + self.sinks[0].phase]
+        for before, sink in zip(self.sinks, self.sinks[1:], strict=False):
+            deltas.append(
+                Mux(before.valid, sink.phase - before.phase, elapsed + sink.phase),
+            )
+        for i, (sink, delta) in enumerate(zip(self.sinks, deltas, strict=True)):
+            field = Signal(wire.ACCESS_DELTA_BITS)
+            self.comb += field.eq(delta)
+            self.sync.snoop += self.words[i].eq(
+                Cat(sink.address, field, sink.write, Constant(wire.Tag.ACCESS, 4))
+            )
+        self.sync.snoop += [
+            self.valids.eq(Mux(send_accesses, Cat(*(s.valid for s in self.sinks)), any_word)),
+            If(any_word & ~send_accesses, self.words[0].eq(Cat(payload, tag))),
+        ]
+
+        # Control ------------------------------------------------------------------------------
+
+        over = ~self.run | stop_pending
+        self.comb += [
+            self.starting.eq(idle & self.run),
+            self.recording.eq(~idle),
+            self.enable.eq((fsm.ongoing("RUN") | fsm.ongoing("LOSING")) & ~over),
+            self.matched.eq(reduce(lambda total, sink: total + sink.valid, self.sinks, 0)),
+        ]
+
+        def forced(code: wire.Mark, argument: Any, following: str) -> Any:
+            """Send this mark when there is room, and the time before it if that is due."""
+            return If(
+                self.room,
+                If(time_due, send_time.eq(1)).Else(
+                    send_mark.eq(1),
+                    force_code.eq(code),
+                    force_argument.eq(argument),
+                    NextState(following),
+                ),
+            )
+
+        fsm.act("IDLE", If(self.run, NextState("TIME")))
+        fsm.act("TIME", If(self.room, send_time.eq(1), NextState("START")))
+        fsm.act("START", forced(wire.Mark.START, 0, "SAMPLE"))
+        fsm.act(
+            "SAMPLE",
+            If(self.one_in == 1, NextState("RUN")).Else(
+                forced(wire.Mark.SAMPLE, self.one_in, "RUN"),
+            ),
+        )
+        idle_clock = [
+            If(
+                time_due & (self.soon | mark_pending),
+                send_time.eq(1),
+            ).Elif(
+                mark_pending,
+                send_mark.eq(1),
+                send_pending.eq(1),
+            ),
+        ]
+        fsm.act(
+            "RUN",
+            If(
+                taken,
+                If(self.room & ~time_due, send_accesses.eq(1)).Else(
+                    NextValue(lost, lost_now),
+                    NextState("LOSING"),
+                ),
+            )
+            .Elif(over, NextState("STOPPING"))
+            .Elif(self.room, *idle_clock),
+        )
+        fsm.act(
+            "LOSING",
+            NextValue(lost, lost_now),
+            If(
+                self.room & self.resume,
+                If(time_due, send_time.eq(1)).Else(
+                    send_lost.eq(1),
+                    NextValue(lost, 0),
+                    NextState("RUN"),
+                ),
+            ),
+        )
+        fsm.act(
+            "STOPPING",
+            If(mark_pending, If(self.room, *idle_clock)).Else(
+                forced(wire.Mark.STOP, stop_by, "STOPPED"),
+            ),
+        )
+        fsm.act("STOPPED", If(~self.run, NextState("IDLE")))
+
+
+# CRC ------------------------------------------------------------------------------------------
+
+CRC_BITS = wire.CHECK_CRC_BITS
+CRC_POLYNOMIAL = 0xEDB88320  # IEEE 802.3, least significant bit first
+CRC_ONES = 2**CRC_BITS - 1
+
+
+def _crc_after(state: int, data: int, bits: int) -> int:
+    for i in range(bits):
+        feedback = (state ^ data >> i) & 1
+        state = state >> 1 ^ (CRC_POLYNOMIAL if feedback else 0)
+    return state
+
+
+def crc_next(state: Any, data: Any) -> list[Any]:
+    """The bits of the CRC after the bits of ``data``, the lowest first.
+
+    The CRC is linear: each of its bits is the parity of some bits of state and data.
+    """
+    bits = len(data)
+    inputs = [(state[i], _crc_after(1 << i, 0, bits)) for i in range(CRC_BITS)]
+    inputs += [(data[i], _crc_after(0, 1 << i, bits)) for i in range(bits)]
+    return [reduce(xor, [s for s, word in inputs if word >> i & 1]) for i in range(CRC_BITS)]
+
+
+class Seal(LiteXModule):
+    """Puts the CRC into the check word of each block that passes, a word a clock."""
+
+    def __init__(self) -> None:
+        self.sink = sink = stream.Endpoint([("data", WORD_BITS)])
+        self.source = source = stream.Endpoint([("data", WORD_BITS)])
+
+        # # #
+
+        index = Signal(max=wire.BLOCK_WORDS)
+        crc = Signal(CRC_BITS, reset=CRC_ONES)
+        last = Signal()
+        self.comb += [
+            sink.connect(source, omit={"last", "first"}),
+            source.last.eq(last),
+            If(last, source.data[:CRC_BITS].eq(~crc)),
+        ]
+        self.sync += If(
+            sink.valid & sink.ready,
+            index.eq(index + 1),
+            last.eq(index == wire.WORD_CHECK - 1),
+            If(last, crc.eq(CRC_ONES)).Else(crc.eq(Cat(*crc_next(crc, sink.data)))),
+        )
+
+
+# Blocks ---------------------------------------------------------------------------------------
+
+
+class Packer(LiteXModule):
+    """Packs words into blocks, two words a clock: a record every clock, for ever.
+
+    Header, time and check word make 1,024 words of 1,021 records. Blocks leave as 512 pairs: the
+    header pair while the first record waits for its partner, the check word (its CRC is left to
+    `Seal`) as the partner of the last record.
+
+    A block ends when it is full, after a STOP or FLUSH mark, or when it has been open for
+    ``flush_timeout``; what is missing is padding.
+    """
+
+    def __init__(self) -> None:
+        self.sink = sink = stream.Endpoint([("word", WORD_BITS)])
+        self.source = source = stream.Endpoint([("data", PAIR_BITS)])
+
+        self._channel = CSRStorage(
+            wire.HEADER_CHANNEL_BITS,
+            description="Channel, as the headers of blocks say it.",
+        )
+        self._flush_timeout = CSRStorage(
+            20,
+            description="A block that has been open for this time (units of 1,024 sys clocks) is"
+            " padded and sent; 0: never.",
+        )
+        self._blocks = CSRStatus(
+            wire.HEADER_SEQ_BITS,
+            description="Blocks sent; the sequence number of the next.",
+        )
+        self._emitted = CSRStatus(40, description="Accesses in blocks since the START mark.")
+        self._lost = CSRStatus(
+            40, description="Accesses lost since the START mark, as LOST records in blocks tell."
+        )
+
+        # # #
+
+        word = sink.word
+        tag = word[wire.TAG_SHIFT :]
+        records_max = wire.BLOCK_RECORDS_MAX
+        number = Signal(max=records_max + 1)  # records in the block, or where padding has got to
+        records = Signal(max=records_max + 1)  # those that are no padding
+        padding = Signal()
+        code = word[wire.MARK_CODE_SHIFT : wire.EVENT_DELTA_SHIFT]
+        starting, closing = Signal(), Signal()  # this word is START; the last of its block
+        accept = Signal()
+        held = Signal(WORD_BITS)
+        low, high = Signal(WORD_BITS), Signal(WORD_BITS)
+        move = Signal()
+        opening, ending = number == 0, number == records_max - 1
+        partner = number[0]
+
+        # A record every clock -----------------------------------------------------------------
+
+        needs_move = opening | ending | partner
+        self.comb += [
+            sink.ready.eq(~padding & (source.ready | ~needs_move)),
+            accept.eq(sink.valid & sink.ready),
+            source.valid.eq(padding | (sink.valid & needs_move)),
+            move.eq(source.valid & source.ready),
+            If(
+                tag == wire.Tag.MARK,
+                starting.eq(code == wire.Mark.START),
+                closing.eq((code == wire.Mark.STOP) | (code == wire.Mark.FLUSH)),
+            ),
+        ]
+        expired = Signal()
+        self.sync += [
+            If(accept, held.eq(word), number.eq(number + 1), records.eq(number + 1)),
+            If(padding & move, number.eq(Mux(partner, number + 1, number + 2))),
+            If(accept & closing | expired & ~opening & ~accept & ~padding, padding.eq(1)),
+            If(
+                move & ending,
+                number.eq(0),
+                padding.eq(0),
+                self._blocks.status.eq(self._blocks.status + 1),
+            ),
+        ]
+
+        # Pairs --------------------------------------------------------------------------------
+
+        now = Signal(wire.TIME_BITS)  # after the last accepted record
+        delta = word[wire.ACCESS_DELTA_SHIFT : wire.ACCESS_DELTA_SHIFT + wire.ACCESS_DELTA_BITS]
+        self.sync += If(
+            accept,
+            now.eq(Mux(tag == wire.Tag.TIME, word[: wire.TIME_BITS], now + delta)),
+        )
+        header = Cat(
+            self._blocks.status,
+            Constant(0, wire.HEADER_FLAGS_BITS),
+            self._channel.storage,
+            Constant(wire.MAGIC << wire.HEADER_VERSION_BITS | wire.VERSION, 20),
+        )
+        count = Mux(padding, records, records_max)
+        check = Cat(
+            Constant(0, wire.CHECK_COUNT_SHIFT),
+            count,
+            Constant(0, wire.CHECK_COUNT_BITS - len(count)),
+            Constant(wire.Tag.CHECK, 4),
+        )
+        blank = padding & ~partner
+        self.comb += [
+            If(opening, low.eq(header), high.eq(now))
+            .Elif(ending, low.eq(Mux(padding, 0, word)), high.eq(check))
+            .Else(low.eq(Mux(blank, 0, held)), high.eq(Mux(padding, 0, word))),
+        ]
+        self.comb += source.data.eq(Cat(low, high))
+
+        # Timeout and counters -----------------------------------------------------------------
+
+        prescaler = Signal(10)
+        age = Signal(len(self._flush_timeout.storage))
+        timeout = self._flush_timeout.storage
+        self.sync += [
+            prescaler.eq(prescaler + 1),
+            If(opening, age.eq(0)).Elif(prescaler == 0, age.eq(age + 1)),
+            expired.eq((timeout != 0) & (age >= timeout) & ~opening),
+            If(
+                accept,
+                Case(
+                    tag,
+                    {
+                        wire.Tag.ACCESS: self._emitted.status.eq(self._emitted.status + 1),
+                        wire.Tag.LOST: self._lost.status.eq(
+                            self._lost.status + word[: wire.LOST_COUNT_BITS]
+                        ),
+                    },
+                ),
+                If(starting, self._emitted.status.eq(0), self._lost.status.eq(0)),
+            ),
+        ]

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The instrument: from a decoder of bus commands to blocks for a link.
+
+::
+
+    decoder ─► AddressMap ─► WindowFilter ─► Trigger ─► Encoder ─► CrossingFIFO ┐
+                                              Stamp ──────┘                     │
+    domain snoop (DIMM clock)                                                   │
+    ────────────────────────────────────────────────────────────────────────────┼──
+    domain sys                                                                  │
+                        source ◄── Buffer ◄── Packer ◄── LaneSerializer ◄───────┘
+
+The bus cannot wait. So all in domain ``snoop`` takes what comes, and what does not fit into the
+CrossingFIFO is lost and counted before it is a word; behind it all may wait, and nothing is lost.
+``sys`` may have any frequency. To sustain a column command every 4 CK it needs that of CK / 4.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import reduce
+from operator import add
+from typing import Any
+
+from litex.gen import LiteXModule
+from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
+from migen import Cat, If, Mux, Signal
+from migen.genlib.cdc import MultiReg, PulseSynchronizer
+
+from ptat_gateware.address import AddressMap
+from ptat_gateware.buffer import Buffer, CrossingFIFO, LaneSerializer
+from ptat_gateware.filter import Trigger, WindowFilter
+from ptat_gateware.layouts import Illegal
+from ptat_gateware.pack import WORD_BITS, Encoder, Packer
+from ptat_gateware.stamp import Stamp
+from ptat_parser import wire
+
+COUNTER_BITS = 40
+
+
+class Snooper(LiteXModule):
+    """Captures what ``decoder`` sees; ``source`` are blocks (64 bits, ``last`` at their ends).
+
+    ``decoder`` (`ptat_gateware.snoop`) becomes a part of it. ``advance`` skips clocks of the time,
+    for simulations.
+
+    ``sync_pulse`` and ``trigger_pin`` may be asynchronous. ``buffer`` holds the finished blocks;
+    by default 64 KiB in block RAM.
+    """
+
+    def __init__(
+        self,
+        decoder: Any,
+        buffer: Buffer | None = None,
+        fifo_depth: int = 1024,
+    ) -> None:
+        lanes = len(decoder.sources)
+        self.sync_pulse = Signal()
+        self.trigger_pin = Signal()
+        self.advance = Signal(32)
+
+        self._control = CSRStorage(
+            fields=[
+                CSRField("run", size=1, description="Record; the stream is from START to STOP."),
+                CSRField(
+                    "flush",
+                    size=1,
+                    pulse=True,
+                    description="Put a FLUSH mark and send all that is buffered.",
+                ),
+                CSRField(
+                    "latch",
+                    size=1,
+                    pulse=True,
+                    description="Take the values of time, accesses and matched.",
+                ),
+            ],
+            description="Control. Before run is set again, recording must have become 0.",
+        )
+        self._status = CSRStatus(
+            fields=[
+                CSRField("recording", size=1, description="START is under way, STOP is not yet."),
+            ],
+            description="State.",
+        )
+        self._phases = CSRStatus(8, description="Ticks (CK) in a clock of domain snoop.")
+        self._time = CSRStatus(wire.TIME_BITS, description="Time in ticks; see latch.")
+        self._accesses = CSRStatus(
+            COUNTER_BITS, description="Accesses on the bus since the recording started; see latch."
+        )
+        self._matched = CSRStatus(
+            COUNTER_BITS,
+            description="Accesses that were to be recorded since it started; see latch. While"
+            " nothing is under way, they are emitted + lost.",
+        )
+        self._unmapped = CSRStatus(
+            16,
+            description="Accesses since the recording started that had no address mapping,"
+            " saturating; see latch.",
+        )
+        # # #
+
+        # Cores --------------------------------------------------------------------------------
+
+        self.decoder = decoder
+        self.address = address = AddressMap(lanes)
+        self.filter = windows = WindowFilter(lanes)
+        self.trigger = trigger = Trigger(lanes)
+        self.stamp = stamp = Stamp(decoder.phases)
+        self.encoder = encoder = Encoder(decoder.phases, lanes)
+        self.fifo = fifo = CrossingFIFO(lanes * WORD_BITS + (lanes if lanes > 1 else 0), fifo_depth)
+        self.serializer = serializer = LaneSerializer(lanes)
+        self.packer = packer = Packer()
+        self.buffer = buffer = Buffer() if buffer is None else buffer
+        self.source = buffer.source
+
+        # Chain --------------------------------------------------------------------------------
+
+        stages = [decoder, address, windows, trigger, encoder]
+        for before, after in itertools.pairwise(stages):
+            for source, sink in zip(before.sources, after.sinks, strict=True):
+                self.comb += source.connect(sink)
+        self.comb += [
+            encoder.soon.eq(Cat(*(sink.valid for sink in trigger.sinks)) != 0),
+            fifo.din.eq(Cat(*encoder.words, *([encoder.valids] if lanes > 1 else []))),
+            fifo.we.eq(encoder.valids != 0),
+            serializer.sink.valid.eq(fifo.source.valid),
+            serializer.sink.words.eq(fifo.source.data[: lanes * WORD_BITS]),
+            serializer.sink.valids.eq(fifo.source.data[lanes * WORD_BITS :] if lanes > 1 else 1),
+            fifo.source.ready.eq(serializer.sink.ready),
+            serializer.source.connect(packer.sink),
+            packer.source.connect(buffer.sink),
+        ]
+
+        # Control and events -------------------------------------------------------------------
+
+        errors = Signal(len(Illegal))
+        self.flush_pulse = flush = PulseSynchronizer("sys", "snoop")
+        self.latch_pulse = latch = PulseSynchronizer("sys", "snoop")
+        self.specials += [
+            MultiReg(self._control.fields.run, encoder.run, "snoop"),
+            MultiReg(buffer.half_empty, half_empty := Signal(), "snoop"),
+            MultiReg(encoder.recording, self._status.fields.recording, "sys"),
+        ]
+        self.comb += [
+            flush.i.eq(self._control.fields.flush),
+            encoder.flush.eq(flush.o),
+            latch.i.eq(self._control.fields.latch),
+            decoder.clear.eq(encoder.starting),
+            If(decoder.illegal.valid, errors.eq(decoder.illegal.code)),
+            encoder.errors.eq(Cat(errors, address.unmapped != 0)),
+            encoder.room.eq(fifo.room),
+            encoder.resume.eq(fifo.half_empty & half_empty),
+            encoder.time.eq(stamp.time),
+            encoder.skip.eq(stamp.advance != 0),
+            stamp.advance.eq(self.advance),
+            encoder.sync_pending.eq(stamp.pending),
+            encoder.sync_number.eq(stamp.number),
+            encoder.sync_age.eq(stamp.age),
+            stamp.done.eq(encoder.sync_done),
+            stamp.pulse.eq(self.sync_pulse),
+            trigger.enable.eq(encoder.enable),
+            trigger.pin.eq(self.trigger_pin),
+            encoder.started.eq(trigger.started),
+            encoder.stopped.eq(trigger.stopped),
+            encoder.by.eq(trigger.by),
+            encoder.one_in.eq(trigger.one_in),
+        ]
+
+        # Counters -----------------------------------------------------------------------------
+
+        # They count in domain snoop; `latch` holds them still for the slower reader.
+        step = Signal(max=lanes + 1)
+        unmapped = Signal(17)
+        self.sync.snoop += step.eq(reduce(add, [source.valid for source in decoder.sources]))
+        for status, increment in (
+            (self._accesses, step),
+            (self._matched, encoder.matched),
+        ):
+            count, held = Signal(COUNTER_BITS), Signal(COUNTER_BITS)
+            self.sync.snoop += [
+                count.eq(count + increment),
+                If(encoder.starting, count.eq(0)),
+                If(latch.o, held.eq(count)),
+            ]
+            self.comb += status.status.eq(held)
+        time_held, unmapped_held = Signal(wire.TIME_BITS), Signal(16)
+        self.sync.snoop += [
+            If(~unmapped[-1], unmapped.eq(unmapped + address.unmapped)),
+            If(encoder.starting, unmapped.eq(0)),
+            If(
+                latch.o,
+                time_held.eq(stamp.time),
+                unmapped_held.eq(Mux(unmapped[-1], 2**16 - 1, unmapped)),
+            ),
+        ]
+        self.comb += [
+            self._phases.status.eq(decoder.phases),
+            self._time.status.eq(time_held),
+            self._unmapped.status.eq(unmapped_held),
+        ]
