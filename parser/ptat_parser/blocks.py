@@ -23,6 +23,9 @@ from ptat_parser.jit import Integer, jit
 
 U64 = npt.NDArray[np.uint64]
 
+END_OF_TIME = 1 << wire.TIME_BITS
+"""A time that no record can have."""
+
 CHUNK_BLOCKS = 1024
 """Blocks decoded at a time: 8 MiB, a million records."""
 
@@ -168,9 +171,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Lost:
-    """Accesses that did not reach the stream. `count` is None where nobody knows how many."""
+    """Accesses that did not reach the stream. `count` is None where nobody knows how many.
+
+    They were between `since_ticks` and `time_ticks`; those lost at the end, at any time after.
+    """
 
     position: int
+    since_ticks: int
     time_ticks: int
     count: int | None
     blocks: int = 0
@@ -228,7 +235,7 @@ class BusReader:
         missing_blocks = state.missing_blocks + bool(self._rest_bytes)
         if missing_blocks:
             nothing = np.empty(0, np.uint64)
-            lost = Lost(0, state.time_ticks, None, missing_blocks)
+            lost = Lost(0, state.time_ticks, END_OF_TIME, None, missing_blocks)
             yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
 
     def _damaged(self, block: int, problem: str) -> None:
@@ -256,7 +263,7 @@ class BusReader:
             np.empty(capacity, np.uint64),
             np.empty(capacity, np.bool_),
         )
-        others = np.empty((capacity + len(words), 4), np.uint64)
+        others = np.empty((capacity + len(words), 5), np.uint64)
         while True:
             accesses, n_others, last_time, bad = decode_blocks(
                 words, good, missing_before, state.time_ticks,
@@ -276,14 +283,14 @@ class BusReader:
         chunk.time = chunk.time[:accesses]
         chunk.address = chunk.address[:accesses]
         chunk.write = chunk.write[:accesses]
-        for position, ticks, tag, value in others[:n_others].tolist():
+        for position, since, ticks, tag, value in others[:n_others].tolist():
             if tag == wire.Tag.MARK:
                 code, argument = divmod(value, 1 << wire.MARK_ARGUMENT_BITS)
                 chunk.marks.append(MarkRecord(position, ticks, code, argument))
             elif tag == wire.Tag.LOST:
-                chunk.lost.append(Lost(position, ticks, value))
+                chunk.lost.append(Lost(position, since, ticks, value))
             else:
-                chunk.lost.append(Lost(position, ticks, None, value))
+                chunk.lost.append(Lost(position, since, ticks, None, value))
         return chunk
 
 
@@ -348,7 +355,7 @@ def decode_blocks(
     """Decode the records of the blocks marked `good`, which follow a record at `start_ticks`.
 
     `words` has shape ``(blocks, 1024)``. Fills `time` (ticks), `address` (bytes), `write` and
-    `others`: rows of position, time, tag and value, tag 0 standing for missing blocks.
+    `others`: rows of position, time before, time, tag and value, tag 0 standing for missing blocks.
     Returns the number of accesses and of others, the time after the last record, and the
     first block that holds something else than records, or -1.
     """
@@ -360,13 +367,14 @@ def decode_blocks(
             continue
         if words[b, WORD_TIME] < now:
             return n, m, now, b
-        now = words[b, WORD_TIME]
         if missing_before[b]:
             others[m, 0] = n
             others[m, 1] = now
-            others[m, 2] = 0
-            others[m, 3] = missing_before[b]
+            others[m, 2] = words[b, WORD_TIME]
+            others[m, 3] = 0
+            others[m, 4] = missing_before[b]
             m += 1
+        now = words[b, WORD_TIME]
         count = np.int64(words[b, WORD_CHECK] >> CHECK_COUNT_SHIFT & COUNT_MASK)
         for i in range(WORD_FIRST_RECORD, WORD_FIRST_RECORD + count):
             word = words[b, i]
@@ -383,11 +391,12 @@ def decode_blocks(
                     return n, m, now, b
                 now = ticks
             elif tag in (TAG_LOST, TAG_MARK):
-                now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
                 others[m, 0] = n
                 others[m, 1] = now
-                others[m, 2] = tag
-                others[m, 3] = word & EVENT_VALUE_MASK
+                now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
+                others[m, 2] = now
+                others[m, 3] = tag
+                others[m, 4] = word & EVENT_VALUE_MASK
                 m += 1
             else:
                 return n, m, now, b
