@@ -96,14 +96,16 @@ class KernelLog:
     """All events of a recording.
 
     `tables` (dtype `TABLE_EVENT`) is sorted by `seq`; `timed` (`TIMED_EVENT`) by `time`.
-    `lost_events` counts what the ring buffers dropped and `lost_seqs` the sequence numbers
-    missing among the table events.
+    `lost_events` counts what the ring buffers dropped, `gaps` says since and until when (clock
+    cycles, None where unknown), and `lost_seqs` counts the sequence numbers missing among the
+    table events.
     """
 
     tables: npt.NDArray[Any]
     timed: npt.NDArray[Any]
     lost_events: int
     lost_seqs: int
+    gaps: list[tuple[int | None, int | None]]
 
 
 @dataclass(frozen=True)
@@ -313,7 +315,10 @@ class _Cpu:
         return out
 
 
-def _scan_cpu(path: Path, number: int, layout: _Layout) -> tuple[_Cpu, int]:
+def _scan_cpu(
+    path: Path, number: int, layout: _Layout
+) -> tuple[_Cpu, int, list[tuple[int | None, int | None]]]:
+    """A CPU's events, how many it lost, and when."""
     size_bytes = path.stat().st_size
     if size_bytes % layout.page_bytes:
         raise ParseError(
@@ -359,7 +364,27 @@ def _scan_cpu(path: Path, number: int, layout: _Layout) -> tuple[_Cpu, int]:
         )
     dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))
     lost = max(dropped, missed + uncounted)
-    return _Cpu(number, data, offset[:n], time[:n], kind[:n]), lost
+    gaps = _gaps(data, layout) if missed + uncounted else []
+    if dropped > missed and not uncounted:
+        gaps = [(None, None)]
+    return _Cpu(number, data, offset[:n], time[:n], kind[:n]), lost, gaps
+
+
+def _gaps(data: U8, layout: _Layout) -> list[tuple[int | None, int | None]]:
+    """When events were missed: before a page that says so, and after the one before began."""
+    pages = data.reshape(-1, layout.page_bytes)
+
+    def column(at: int, size: int) -> U64:
+        words = np.zeros((len(pages), 8), np.uint8)
+        words[:, :size] = pages[:, at : at + size]
+        return words.view("<u8")[:, 0]
+
+    time = column(layout.timestamp, 8).tolist()
+    commit = column(layout.commit, layout.commit_bytes)
+    return [
+        (time[i - 1] if i else None, time[i])
+        for i in np.flatnonzero(commit & np.uint64(_MISSED_EVENTS)).tolist()
+    ]
 
 
 def _read_stats(path: Path) -> dict[str, int]:
@@ -383,14 +408,16 @@ def read_kernel_log(directory: Path) -> KernelLog:
             f"{directory}: no cpuN.raw: the kernel's log was not saved", "record again"
         )
     lost_events = 0
+    gaps: list[tuple[int | None, int | None]] = []
     tables: list[npt.NDArray[Any]] = []
     timed: list[npt.NDArray[Any]] = []
     for path in paths:
         match = re.fullmatch(r"cpu(\d+)", path.stem)
         if not match:
             raise ParseError(f"{path}: not the log of a CPU", "remove the file")
-        cpu, lost = _scan_cpu(path, int(match[1]), layout)
+        cpu, lost, when = _scan_cpu(path, int(match[1]), layout)
         lost_events += lost
+        gaps += when
         tables.append(_table_events(cpu, layout))
         timed.append(_timed_events(cpu, layout))
 
@@ -406,6 +433,7 @@ def read_kernel_log(directory: Path) -> KernelLog:
         others,
         lost_events,
         lost_seqs,
+        gaps,
     )
 
 

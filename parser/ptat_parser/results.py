@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ptat_parser import clock, kernel_log, markers, wire
+from ptat_parser import clock, gaps, kernel_log, markers, wire
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
@@ -154,11 +154,14 @@ def _parse_into(
         tail_may_be_cut=not session.complete,
     )
     found = survey(reader, session.region, progress)
-    if session.complete and not found.stopped and not salvage:
-        raise BadInput(
-            f"{session.bus_path}: truncated: the capture's STOP mark is missing",
-            "use --salvage to parse what is there, or record again",
-        )
+    for mark, there in (("START", found.started), ("STOP", found.stopped)):
+        if session.complete and not there:
+            if not salvage:
+                raise BadInput(
+                    f"{session.bus_path}: truncated: the capture's {mark} mark is missing",
+                    "use --salvage to parse what is there, or record again",
+                )
+            found.losses.blocks = max(found.losses.blocks, 1)
     nominal = session.kernel.tsc_hz / channel.tick_hz
     placement = markers.place(log.tables, found.stores, session.region.marker_slots, nominal)
     fitted = clock.fit(
@@ -380,6 +383,7 @@ def _summary(
         "processes": _processes(done, pages, fitted),
         "lost": lost,
         "losses": losses,
+        "gaps": [asdict(gap) for gap in gaps.find(found, log, placement, fitted)],
         "clock": fitted.summary(),
         "faults": {
             "recorded": faults,

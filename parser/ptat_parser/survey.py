@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptat_parser import wire
-from ptat_parser.blocks import BusReader, Chunk
+from ptat_parser.blocks import END_OF_TIME, BusReader, Chunk
 from ptat_parser.errors import ParseError
 from ptat_parser.markers import MarkerStores
 from ptat_parser.session import Region
@@ -18,22 +18,35 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a step, what is done and the total, in blocks."""
 
 
+SPANS_MAX = 1 << 16
+
+
 def no_progress(step: str, done: int, total: int) -> None:
     """Show nothing."""
 
 
 @dataclass
 class Losses:
-    """Accesses that did not reach the stream. `blocks` held an unknown number of them."""
+    """Accesses that did not reach the stream. `blocks` held an unknown number of them.
+
+    `spans`: since when and until when, in ticks, of each loss.
+    """
 
     records: int = 0
     accesses: int = 0
     blocks: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def any(self) -> bool:
         """Whether anything was lost."""
         return bool(self.records or self.blocks)
+
+    def add_span(self, since_ticks: int, until_ticks: int) -> None:
+        """Note when a loss was; of very many, the last ones become one."""
+        if len(self.spans) == SPANS_MAX:
+            since_ticks = self.spans.pop()[0]
+        self.spans.append((since_ticks, until_ticks))
 
 
 @dataclass
@@ -49,6 +62,7 @@ class Survey:
     stopped: bool = False
     link_errors: int = 0
     decode_errors: int = 0
+    decoded_ticks: int = 0  # time of the last decode error
     sampled_one_in: int = 1
 
 
@@ -79,6 +93,10 @@ def survey(reader: BusReader, region: Region, progress: Progress = no_progress) 
         _count(chunk, found)
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
         progress("reading", done_blocks, reader.blocks)
+    if not found.started:
+        found.losses.add_span(0, found.first_ticks)
+    if not found.stopped:
+        found.losses.add_span(found.last_ticks, END_OF_TIME)
     if found.accesses and not inside:
         raise ParseError(
             f"{reader.path}: none of {found.accesses} accesses lies in the region"
@@ -99,12 +117,15 @@ def _count(chunk: Chunk, found: Survey) -> None:
         found.losses.records += 1
         found.losses.accesses += lost.count or 0
         found.losses.blocks += lost.blocks
+        found.losses.add_span(lost.since_ticks, lost.time_ticks)
     for mark in chunk.marks:
         found.started |= mark.code == wire.Mark.START
         found.stopped |= mark.code == wire.Mark.STOP
         found.link_errors += mark.code == wire.Mark.LINK_ERROR
         if mark.code == wire.Mark.DECODE_ERROR:
             found.decode_errors += mark.argument >> wire.DECODE_ERROR_COUNT_SHIFT or 1
+            found.losses.add_span(found.decoded_ticks, mark.time_ticks)
+            found.decoded_ticks = mark.time_ticks
         if mark.code == wire.Mark.SAMPLE:
             found.sampled_one_in = max(found.sampled_one_in, mark.argument)
         found.last_ticks = max(found.last_ticks, mark.time_ticks)
