@@ -42,8 +42,14 @@ class Gap:
     causes: tuple[str, ...]
 
 
-def find(found: Survey, log: KernelLog, placed: Placement, fitted: Clock) -> list[Gap]:
-    """The gaps of a session, in order, none touching another."""
+def find(
+    found: Survey,
+    log: KernelLog,
+    placed: Placement,
+    fitted: Clock,
+    doubts: list[tuple[int, int]],
+) -> list[Gap]:
+    """The gaps of a session, in order, none touching another. `doubts` are those of the replay."""
     spans: list[tuple[int, int, str]] = [(since, until, BUS) for since, until in found.losses.spans]
     spans += [(since, until, MARKER) for since, until in _of_markers(log, found.stores, placed)]
     ticks = np.array([span[:2] for span in spans], np.uint64).reshape(-1, 2)

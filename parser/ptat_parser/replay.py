@@ -126,7 +126,8 @@ class _Timed(NamedTuple):
     """Events without a marker, in bus ticks: kind, ranges of levels 1 and 2, address.
 
     Fault events that wait: the line they are about, or -1, whether it was empty, and the time of
-    the read if that is certain already, or 0.
+    the read if that is certain already, or 0. `doubt_ticks`: the time of a read before a loss
+    that the event may be about, or 0.
     """
 
     time: U64
@@ -137,6 +138,7 @@ class _Timed(NamedTuple):
     line: I64
     was_empty: npt.NDArray[np.bool_]
     read_ticks: I64
+    doubt_ticks: U64
 
 
 class _Config(NamedTuple):
@@ -243,9 +245,20 @@ def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped:
 
 @jit
 def _match_fault(
-    slot: Integer, time: Integer, t: Tables, out: _Output, pages: I64, count: I64
+    i: Integer,
+    slot: Integer,
+    t: Tables,
+    out: _Output,
+    timed: _Timed,
+    pages: I64,
+    count: I64,
+    config: _Config,
 ) -> None:
-    """Turn the last miss on a slot that can have brought a fault event into a walk that faulted."""
+    """Turn the last miss on a slot that can have brought event `i` into a walk that faulted.
+
+    Where accesses were lost since then, it is left as it is, in doubt.
+    """
+    time = timed.time[i]
     latest = np.int64(time)
     if count[LAGS] >= LAGS_ENOUGH or count[LAG_LEAST] < 0:
         latest -= count[LAG_LEAST]
@@ -255,9 +268,13 @@ def _match_fault(
     while link != 0:
         number = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32)
         at = number - out.first[0]
-        if at < 0 or number < count[LOSS_FLOOR]:
+        if at < 0:
             break
         if out.kind[at] == MISS and np.int64(out.time[at]) <= latest:
+            if number < count[LOSS_FLOOR]:
+                if np.int64(out.time[at]) + config.patience > latest:
+                    timed.doubt_ticks[i] = out.time[at]
+                break
             out.kind[at] = FAULT
             pages[out.page[at], P_MISSES] -= 1
             pages[out.page[at], P_FAULTED] += 1
@@ -357,7 +374,7 @@ def _match(
         retry = _retry_after(line, timed.read_ticks[i], t, out, count)
         count[RETRY_LEAST] = min(count[RETRY_LEAST], retry)
     else:
-        _match_fault(line, timed.time[i], t, out, pages, count)
+        _match_fault(i, line, t, out, timed, pages, count, config)
     timed.line[i] = -1
 
 
@@ -553,13 +570,15 @@ class Replay:
 
     `pages` has one row for each page number; columns are `P_MISSES` …
     `counters` is indexed by `STORES` … `unexplained` lists the first reads that nothing
-    explains, as ticks, address and reason.
+    explains, as ticks, address and reason, `doubts` from a read to a fault event that may be
+    about it, if it is not about one that was lost (ticks).
     """
 
     rpt: Rpt
     pages: I64
     counters: I64
     unexplained: list[tuple[int, int, str]]
+    doubts: list[tuple[int, int]]
 
 
 def replay(
@@ -622,6 +641,7 @@ def replay(
                 _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
                 count[LOSS_FLOOR] = count[N_OUTPUT]
                 count[WALK_PMD] = -1
+                rpt.after_loss()
             else:
                 if events[event].kind == kernel_log.TABLE_ALLOC:
                     frame = rpt.slot(events[event].pa) // ENTRIES
@@ -645,7 +665,13 @@ def replay(
         pages[1 : count[N_PAGES] + 1],
         count,
         [(at, address, REASONS[reason]) for at, address, reason in shown],
+        _doubts(timed),
     )
+
+
+def _doubts(timed: _Timed) -> list[tuple[int, int]]:
+    rows = np.flatnonzero(timed.doubt_ticks)
+    return list(zip(timed.doubt_ticks[rows].tolist(), timed.time[rows].tolist(), strict=True))
 
 
 class _Schedule:
@@ -755,13 +781,15 @@ def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _T
         np.full(events.size, -1),
         np.zeros(events.size, np.bool_),
         np.zeros(events.size, np.int64),
+        np.zeros(events.size, np.uint64),
     )
 
 
 def _range_indices(rpt: Rpt, mm: I64, va: U64, level: int) -> npt.NDArray[np.int32]:
     """The range of `level` that each address belongs to."""
     shift = 21 if level == 1 else 30
-    keys = mm.astype(np.uint64) << np.uint64(40) | va >> np.uint64(shift)
+    of_va = va >> np.uint64(shift) & np.uint64((1 << 40) - 1)
+    keys = mm.astype(np.uint64) << np.uint64(40) | of_va
     unique, inverse = np.unique(keys, return_inverse=True)
     index = [
         rpt.range_index(key >> 40, (key & ((1 << 40) - 1)) << shift, level)

@@ -383,7 +383,7 @@ def _summary(
         "processes": _processes(done, pages, fitted),
         "lost": lost,
         "losses": losses,
-        "gaps": [asdict(gap) for gap in gaps.find(found, log, placement, fitted)],
+        "gaps": [asdict(gap) for gap in gaps.find(found, log, placement, fitted, done.doubts)],
         "clock": fitted.summary(),
         "faults": {
             "recorded": faults,

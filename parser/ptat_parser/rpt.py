@@ -117,6 +117,9 @@ class Rpt:
         self._child: dict[int, int] = {}  # slot → page of the region linked there
         self._slot_outside: dict[int, int] = {}  # page of the region → slot_pa, if outside of it
         self._frame_of_range: dict[int, int] = {}  # the last that served it, perhaps still does
+        # Since the last loss: slots of PMD entries about to change, pages that got a table.
+        self._announced: set[int] = set()
+        self._handed_out: set[int] = set()
         # Page numbers of a range's entries while no page of the region serves it.
         self._parked: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]] = {}
         self.tables = Tables(
@@ -185,6 +188,22 @@ class Rpt:
         elif kind == kernel_log.TABLE_MOVE:
             self._move(mm_index, event.pa, event.va)
 
+    def after_loss(self) -> None:
+        """Stores may have been lost: those that events announced are taken for made.
+
+        PTE slots for which there are no events may have been written.
+        """
+        state, pending = self.tables.state, self.tables.pending
+        for slot in self._announced:
+            if pending[slot] != NOTHING_PENDING:
+                state[slot] = pending[slot] - 1
+                pending[slot] = NOTHING_PENDING
+        for page in self._handed_out:
+            if self.tables.store_level[page] == 1:
+                state[self._slots(page)] = WRITTEN
+        self._announced.clear()
+        self._handed_out.clear()
+
     def slot(self, address: int) -> int:
         """Slot index of a physical address, or -1 where no table was ever."""
         if not self._inside(address):
@@ -228,6 +247,7 @@ class Rpt:
         slot = self.slot(slot_address)
         if slot >= 0:
             self.tables.pending[slot] = state + 1
+            self._announced.add(slot)
 
     def _alloc(self, mm: Mm, address: int, level: int) -> None:
         mm.tables += 1
@@ -237,6 +257,7 @@ class Rpt:
         # Tables are handed out empty.
         page = self._page(address)
         self.tables.store_level[page] = level
+        self._handed_out.add(page)
         slots = self._slots(page)
         for array in (self.tables.state, self.tables.pending, self.tables.owed, self.tables.mapped):
             array[slots] = 0
@@ -263,6 +284,7 @@ class Rpt:
         else:
             self._slot_outside[page] = slot_address
         self.tables.level[page] = self.tables.store_level[page] = level
+        self._handed_out.add(page)
         self.tables.parent_slot[self.tables.frame[page]] = parent_slot
         self._own(page, self.range_index(mm_index, base, level))
 

@@ -155,6 +155,10 @@ class Reference:
         self.match_held(1 << 64)
         self.losses += 1
         self.walk = None
+        for page in self.pages.values():
+            page.state.update(page.pending)
+            page.pending.clear()
+            page.written.update(range(512))
 
     def fault(self, ticks: int, mm: int, va: int) -> None:
         held = Fault(ticks)
