@@ -4,7 +4,8 @@
 PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
-.PHONY: help demo test lint setup packages packages-gateware kernel plugin check-exact bench \
+.PHONY: help demo test lint setup packages packages-gateware packages-firmware \
+	kernel plugin check-exact bench \
 	fresh clean
 
 help:
@@ -33,6 +34,9 @@ packages-gateware: packages
 	.venv/bin/pip install --quiet --editable '.[gateware]'
 	@touch $@
 
+packages-firmware: packages
+	@setup/packages.sh firmware
+
 kernel: packages
 	@kernel-patch/build.sh >/dev/null
 
@@ -50,8 +54,9 @@ lint: packages .venv/ready
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
 	kernel-patch/checkpatch.sh
 
-test: setup .venv/gateware-ready lint
+test: setup .venv/gateware-ready packages-firmware lint
 	$(MAKE) -C testbed/plugin test
+	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 

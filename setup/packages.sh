@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-2-Clause
-# usage: setup/packages.sh [gateware]
+# usage: setup/packages.sh [gateware|firmware]
 #
 # Installs the Debian packages that ptat is built and run with; with "gateware",
-# those that simulating the gateware needs, too. Does nothing, fast, when all
-# are there.
+# those that simulating the gateware needs, too; with "firmware", those that
+# testing the firmware needs. Does nothing, fast, when all are there.
 set -euo pipefail
 
 die() {
@@ -29,7 +29,9 @@ qemu_major_min=10
 case "${1:-}" in
 "") ;;
 gateware) packages+=(verilator) ;;
-*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware]" ;;
+# clang is for libFuzzer
+firmware) packages+=(libcmocka-dev clang libclang-rt-dev) ;;
+*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware]" ;;
 esac
 
 [ -r /etc/os-release ] || die "this is no Debian (no /etc/os-release); use Debian 12 or 13"

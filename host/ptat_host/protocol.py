@@ -80,6 +80,7 @@ class Status(enum.IntEnum):
     WRONG_STATE = 5
     FAILED = 6
     WRONG_VERSION = 7
+    NOT_YET = 8
 
 
 class State(enum.IntEnum):
@@ -88,6 +89,7 @@ class State(enum.IntEnum):
     IDLE = 0
     RECORDING = 1
     EXPIRED = 2
+    STOPPING = 3
 
 
 class Window(enum.IntFlag):
@@ -117,6 +119,7 @@ STATUS_TEXTS = {
     Status.WRONG_STATE: "it cannot do that now",
     Status.FAILED: "its hardware failed to do it",
     Status.WRONG_VERSION: "its firmware speaks another version of the protocol",
+    Status.NOT_YET: "it is not done with it",
 }
 
 HEADER = struct.Struct("<IBBBxHHI")
