@@ -18,12 +18,12 @@ The host writes tables from masks: ``ptat_host.dram``.
 from __future__ import annotations
 
 from functools import reduce
-from operator import add
+from operator import or_
 
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRField, CSRStorage
-from migen import Cat, If, Memory, Signal
+from migen import READ_FIRST, Cat, If, Memory, Signal
 
 from ptat_gateware.layouts import COORDINATE_BITS, access_layout, coordinate_layout
 from ptat_parser import wire
@@ -40,15 +40,15 @@ class AddressMap(LiteXModule):
     """Maps one access a lane and clock, ``latency`` clocks later, in domain ``snoop``.
 
     An access that comes while the tables are not declared programmed has no address: ``unmapped``
-    counts such accesses in the clock in which they would have left.
+    is high in the clock in which it would have left.
     """
 
-    latency = 4  # clocks
+    latency = 3  # clocks
 
     def __init__(self, lanes: int = 1) -> None:
         self.sinks = [stream.Endpoint(coordinate_layout) for _ in range(lanes)]
         self.sources = [stream.Endpoint(access_layout) for _ in range(lanes)]
-        self.unmapped = Signal(max=lanes + 1)
+        self.unmapped = Signal()
 
         self._control = CSRStorage(
             fields=[
@@ -92,7 +92,7 @@ class AddressMap(LiteXModule):
             self._add_lane(index, sink, source)
             for sink, source in zip(self.sinks, self.sources, strict=True)
         ]
-        self.comb += self.unmapped.eq(reduce(add, unmapped))
+        self.comb += self.unmapped.eq(reduce(or_, unmapped))
 
     def _add_lane(self, index: Signal, sink: stream.Endpoint, source: stream.Endpoint) -> Signal:
         coordinate = Cat(sink.column, sink.row, sink.bank, sink.bank_group, sink.rank)
@@ -102,7 +102,7 @@ class AddressMap(LiteXModule):
         for i in range(SLICES):
             table = Memory(wire.ACCESS_ADDRESS_BITS, 2**SLICE_BITS)
             write = table.get_port(write_capable=True, clock_domain="sys")
-            read = table.get_port(clock_domain="snoop")
+            read = table.get_port(clock_domain="snoop", mode=READ_FIRST)
             self.specials += table, write, read
             self.comb += [
                 write.adr.eq(index[:SLICE_BITS]),
@@ -119,12 +119,11 @@ class AddressMap(LiteXModule):
         for contribution in contributions[1:]:
             address = address ^ contribution
 
-        # Remap: compare, add (2 clocks).
+        # Remap (1 clock): sum and comparison side by side.
         low_bits = REMAP_UNIT_SHIFT - wire.ADDRESS_UNIT_SHIFT
-        compared = stream.Endpoint(access_layout)
-        above = Signal()
-        offset = Signal(REMAP_BITS)
-        self.comb += If(above, offset.eq(self._remap_offset.storage))
+        unit = hashed.address[low_bits:]
+        moved = Signal(REMAP_BITS)
+        self.comb += moved.eq(unit + self._remap_offset.storage)
 
         programmed = self._control.fields.programmed
         unmapped = Signal()
@@ -136,12 +135,9 @@ class AddressMap(LiteXModule):
             hashed.write.eq(looked_up.write),
             hashed.phase.eq(looked_up.phase),
             hashed.address.eq(address),
-            compared.valid.eq(hashed.valid),
-            compared.payload.eq(hashed.payload),
-            above.eq(hashed.address[low_bits:] >= self._remap_first.storage),
-            source.valid.eq(compared.valid & programmed),
-            source.payload.eq(compared.payload),
-            source.address[low_bits:].eq(compared.address[low_bits:] + offset),
-            unmapped.eq(compared.valid & ~programmed),
+            source.valid.eq(hashed.valid & programmed),
+            source.payload.eq(hashed.payload),
+            If(unit >= self._remap_first.storage, source.address[low_bits:].eq(moved)),
+            unmapped.eq(hashed.valid & ~programmed),
         ]
         return unmapped

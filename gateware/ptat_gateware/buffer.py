@@ -10,10 +10,10 @@ from litedram.frontend.fifo import LiteDRAMFIFO
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
-from migen import Cat, ClockDomainsRenamer, If, Memory, Mux, Signal, log2_int
+from migen import READ_FIRST, Cat, ClockDomainsRenamer, If, Memory, Mux, Signal, log2_int
 from migen.genlib.cdc import GrayCounter, MultiReg
 
-from ptat_gateware.pack import PAIR_BITS, WORD_BITS, Seal
+from ptat_gateware.pack import WORD_BITS, Seal
 from ptat_parser import wire
 
 # Clock-domain crossing ------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class CrossingFIFO(LiteXModule):
         self.consume = consume = GrayCounter(bits)
         storage = Memory(width, depth)
         write = storage.get_port(write_capable=True, clock_domain="snoop")
-        read = storage.get_port(clock_domain="sys")
+        read = storage.get_port(clock_domain="sys", mode=READ_FIRST)
         self.specials += storage, write, read
 
         # Write side.
@@ -71,20 +71,15 @@ class CrossingFIFO(LiteXModule):
             self.half_empty.eq(level < depth // 2),
         ]
 
-        # Read side, with an output register: block RAMs answer late in the clock.
+        # Read side.
         produced = Signal(bits)
-        readable = Signal()
         self.specials += MultiReg(produce.q, produced, "sys")
         self.comb += [
-            readable.eq(consume.q != produced),
-            consume.ce.eq(readable & (self.source.ready | ~self.source.valid)),
+            self.source.valid.eq(consume.q != produced),
+            self.source.data.eq(read.dat_r),
+            consume.ce.eq(self.source.valid & self.source.ready),
             read.adr.eq(consume.q_next_binary[:-1]),
         ]
-        self.sync += If(
-            self.source.ready | ~self.source.valid,
-            self.source.valid.eq(readable),
-            self.source.data.eq(read.dat_r),
-        )
 
 
 class LaneSerializer(LiteXModule):
@@ -122,7 +117,7 @@ class Buffer(LiteXModule):
 
     ``depth_words`` are kept in block RAM. With ``dram_ports`` (write and read port of one width),
     ``dram_bytes`` from ``dram_base`` on follow. ``source`` are the blocks word by word, ``last``
-    with each block's last.
+    with each block's last; see `Seal` for their rate.
     """
 
     def __init__(
@@ -131,8 +126,9 @@ class Buffer(LiteXModule):
         dram_ports: tuple[Any, Any] | None = None,
         dram_base: int = 0,
         dram_bytes: int = 0,
+        crc_bits_per_clock: int = 32,
     ) -> None:
-        self.sink = stream.Endpoint([("data", PAIR_BITS)])
+        self.sink = stream.Endpoint([("data", WORD_BITS)])
         self.source = stream.Endpoint([("data", WORD_BITS)])
         self.half_empty = Signal()
 
@@ -146,26 +142,22 @@ class Buffer(LiteXModule):
 
         # # #
 
-        self.fifo = fifo = stream.SyncFIFO(
-            [("data", PAIR_BITS)], depth_words * WORD_BITS // PAIR_BITS, buffered=True
-        )
-        pairs = fifo.level
-        high_water = Signal(len(pairs))
+        self.fifo = fifo = stream.SyncFIFO([("data", WORD_BITS)], depth_words, buffered=True)
+        self.seal = Seal(crc_bits_per_clock)
+        high_water = Signal(len(fifo.level))
         self.comb += [
             self.sink.connect(fifo.sink),
-            self.half_empty.eq(pairs < fifo.depth // 2),
-            self._level.status.eq(Cat(0, pairs)),
-            self._high_water.status.eq(Cat(0, high_water)),
+            self.half_empty.eq(fifo.level < fifo.depth // 2),
+            self._level.status.eq(fifo.level),
+            self._high_water.status.eq(high_water),
             self._depth.status.eq(depth_words),
         ]
         self.sync += [
-            If(pairs > high_water, high_water.eq(pairs)),
+            If(fifo.level > high_water, high_water.eq(fifo.level)),
             If(self._control.fields.clear, high_water.eq(0)),
         ]
 
-        self.words = words = stream.Converter(PAIR_BITS, WORD_BITS)
-        self.seal = seal = Seal()
-        stages = [fifo, words, seal]
+        stages = [fifo, self.seal]
         if dram_ports is not None:
             write_port, read_port = dram_ports
             width = write_port.data_width

@@ -179,7 +179,7 @@ class Trigger(LiteXModule):
                 after.eq(now_left),
                 If(
                     inside & ~sink.exact,
-                    after.eq(Mux(none_left, self.one_in - 1, now_left - 1)),
+                    after.eq(Mux(none_left, self.one_in, now_left) - 1),
                 ),
             ]
             self.sync.snoop += [

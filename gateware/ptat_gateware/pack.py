@@ -15,8 +15,8 @@ from typing import Any
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRStatus, CSRStorage
-from migen import Case, Cat, ClockDomainsRenamer, Constant, If, Mux, Signal, log2_int
-from migen.genlib.fsm import FSM, NextState, NextValue
+from migen import Array, Case, Cat, ClockDomainsRenamer, Constant, If, Mux, Signal, log2_int
+from migen.genlib.fsm import FSM, NextState
 
 from ptat_gateware.filter import SAMPLE_BITS
 from ptat_gateware.layouts import Illegal, access_layout
@@ -24,7 +24,7 @@ from ptat_gateware.stamp import SYNC_NUMBER_BITS
 from ptat_parser import wire
 
 WORD_BITS = 64
-PAIR_BITS = 2 * WORD_BITS
+AGE_BITS = 32
 
 # Kinds of decode errors: those of the decoder, and accesses without an address mapping.
 ERROR_UNMAPPED = len(Illegal)
@@ -184,38 +184,54 @@ class Encoder(LiteXModule):
 
         # Words --------------------------------------------------------------------------------
 
-        lost = Signal(wire.LOST_COUNT_BITS)
-        lost_now = Signal(wire.LOST_COUNT_BITS)
-        lost_sum = Signal(wire.LOST_COUNT_BITS + 1)
-        payload, tag = Signal(wire.TAG_SHIFT), Signal(WORD_BITS - wire.TAG_SHIFT)
+        # What a word would be is chosen by what is known early in the clock; whether there is
+        # one, by `send_…`.
+        running, losing = fsm.ongoing("RUN"), fsm.ongoing("LOSING")
+        lost, lost_now = Signal(wire.LOST_COUNT_BITS), Signal(wire.LOST_COUNT_BITS)
+        count_lost = Signal()
+        first = self.sinks[0]
+        delta = Signal(wire.ACCESS_DELTA_BITS)
+        payload = Signal(wire.TAG_SHIFT)
+        tag = Signal(WORD_BITS - wire.TAG_SHIFT)
         self.comb += [
-            lost_sum.eq(lost + self.matched),
-            lost_now.eq(Mux(lost_sum[-1], 2**wire.LOST_COUNT_BITS - 1, lost_sum)),
-            payload[wire.EVENT_DELTA_SHIFT :].eq(elapsed),
-            payload[: wire.EVENT_DELTA_SHIFT].eq(Cat(mark_argument, mark_code)),
-            tag.eq(wire.Tag.MARK),
+            # Stays where it is from half of its range on.
+            lost_now.eq(lost + Mux(lost[-1], 0, self.matched)),
+            delta.eq(elapsed + Mux(running & first.valid, first.phase, 0)),
             If(
-                send_lost,
-                payload[: wire.EVENT_DELTA_SHIFT].eq(lost_now),
+                running & taken,
+                payload.eq(Cat(first.address, delta, first.write)),
+                tag.eq(wire.Tag.ACCESS),
+            )
+            .Elif(
+                time_due | fsm.ongoing("TIME"),
+                payload.eq(self.time),
+                tag.eq(wire.Tag.TIME),
+            )
+            .Elif(
+                losing,
+                payload.eq(Cat(lost_now, delta)),
                 tag.eq(wire.Tag.LOST),
+            )
+            .Else(
+                payload.eq(Cat(mark_argument, mark_code, delta)),
+                tag.eq(wire.Tag.MARK),
             ),
-            If(send_time, payload.eq(self.time), tag.eq(wire.Tag.TIME)),
         ]
-        deltas: list[Any] = [elapsed + self.sinks[0].phase]
-        for before, sink in zip(self.sinks, self.sinks[1:], strict=False):
-            deltas.append(
-                Mux(before.valid, sink.phase - before.phase, elapsed + sink.phase),
-            )
-        for i, (sink, delta) in enumerate(zip(self.sinks, deltas, strict=True)):
-            field = Signal(wire.ACCESS_DELTA_BITS)
-            self.comb += field.eq(delta)
-            self.sync.snoop += self.words[i].eq(
-                Cat(sink.address, field, sink.write, Constant(wire.Tag.ACCESS, 4))
-            )
         self.sync.snoop += [
+            self.words[0].eq(Cat(payload, tag)),
             self.valids.eq(Mux(send_accesses, Cat(*(s.valid for s in self.sinks)), any_word)),
-            If(any_word & ~send_accesses, self.words[0].eq(Cat(payload, tag))),
+            If(count_lost, lost.eq(lost_now)),
+            If(send_lost, lost.eq(0)),
         ]
+        if lanes > 1:
+            second = self.sinks[1]
+            since = Signal(wire.ACCESS_DELTA_BITS)
+            self.comb += since.eq(
+                Mux(first.valid, second.phase - first.phase, elapsed + second.phase)
+            )
+            self.sync.snoop += self.words[1].eq(
+                Cat(second.address, since, second.write, Constant(wire.Tag.ACCESS, 4))
+            )
 
         # Control ------------------------------------------------------------------------------
 
@@ -223,7 +239,7 @@ class Encoder(LiteXModule):
         self.comb += [
             self.starting.eq(idle & self.run),
             self.recording.eq(~idle),
-            self.enable.eq((fsm.ongoing("RUN") | fsm.ongoing("LOSING")) & ~over),
+            self.enable.eq((running | losing) & ~over),
             self.matched.eq(reduce(lambda total, sink: total + sink.valid, self.sinks, 0)),
         ]
 
@@ -263,7 +279,7 @@ class Encoder(LiteXModule):
             If(
                 taken,
                 If(self.room & ~time_due, send_accesses.eq(1)).Else(
-                    NextValue(lost, lost_now),
+                    count_lost.eq(1),
                     NextState("LOSING"),
                 ),
             )
@@ -272,12 +288,11 @@ class Encoder(LiteXModule):
         )
         fsm.act(
             "LOSING",
-            NextValue(lost, lost_now),
+            count_lost.eq(1),
             If(
                 self.room & self.resume,
                 If(time_due, send_time.eq(1)).Else(
                     send_lost.eq(1),
-                    NextValue(lost, 0),
                     NextState("RUN"),
                 ),
             ),
@@ -306,20 +321,27 @@ def _crc_after(state: int, data: int, bits: int) -> int:
 
 
 def crc_next(state: Any, data: Any) -> list[Any]:
-    """The bits of the CRC after the bits of ``data``, the lowest first.
+    """The bits of the CRC after the bits of ``data`` (at least 32), the lowest first.
 
-    The CRC is linear: each of its bits is the parity of some bits of state and data.
+    The CRC is linear: each of its bits is the parity of some bits of state and data, and the
+    state counts for as much as the first 32 bits of data.
     """
     bits = len(data)
-    inputs = [(state[i], _crc_after(1 << i, 0, bits)) for i in range(CRC_BITS)]
-    inputs += [(data[i], _crc_after(0, 1 << i, bits)) for i in range(bits)]
-    return [reduce(xor, [s for s, word in inputs if word >> i & 1]) for i in range(CRC_BITS)]
+    inputs = [data[i] ^ state[i] if i < CRC_BITS else data[i] for i in range(bits)]
+    columns = [_crc_after(0, 1 << i, bits) for i in range(bits)]
+    return [
+        reduce(xor, [s for s, column in zip(inputs, columns, strict=True) if column >> i & 1])
+        for i in range(CRC_BITS)
+    ]
 
 
 class Seal(LiteXModule):
-    """Puts the CRC into the check word of each block that passes, a word a clock."""
+    """Puts the CRC into the check word of each block that passes.
 
-    def __init__(self) -> None:
+    ``bits_per_clock`` (32 or 64) of a word are taken in a clock: half the logic, or twice the rate.
+    """
+
+    def __init__(self, bits_per_clock: int = 32) -> None:
         self.sink = sink = stream.Endpoint([("data", WORD_BITS)])
         self.source = source = stream.Endpoint([("data", WORD_BITS)])
 
@@ -327,29 +349,45 @@ class Seal(LiteXModule):
 
         index = Signal(max=wire.BLOCK_WORDS)
         crc = Signal(CRC_BITS, reset=CRC_ONES)
-        last = Signal()
+        check = Signal()
+        whole = Signal()  # this clock takes the last part of the word
+        part = sink.data
+        if bits_per_clock < WORD_BITS:
+            part = Mux(whole, sink.data[bits_per_clock:], sink.data[:bits_per_clock])
+            self.sync += If(sink.valid & (~whole | source.ready), whole.eq(~whole))
+        else:
+            self.comb += whole.eq(1)
         self.comb += [
-            sink.connect(source, omit={"last", "first"}),
-            source.last.eq(last),
-            If(last, source.data[:CRC_BITS].eq(~crc)),
+            source.valid.eq(sink.valid & whole),
+            source.data.eq(sink.data),
+            source.last.eq(check),
+            If(check, source.data[:CRC_BITS].eq(~crc)),
+            sink.ready.eq(source.ready & whole),
         ]
-        self.sync += If(
-            sink.valid & sink.ready,
-            index.eq(index + 1),
-            last.eq(index == wire.WORD_CHECK - 1),
-            If(last, crc.eq(CRC_ONES)).Else(crc.eq(Cat(*crc_next(crc, sink.data)))),
-        )
+        data = Signal(bits_per_clock)
+        self.comb += data.eq(part)
+        self.sync += [
+            If(
+                sink.valid & ~check & (source.ready | ~whole),
+                crc.eq(Cat(*crc_next(crc, data))),
+            ),
+            If(
+                sink.valid & sink.ready,
+                index.eq(index + 1),
+                check.eq(index == wire.WORD_CHECK - 1),
+                If(check, crc.eq(CRC_ONES)),
+            ),
+        ]
 
 
 # Blocks ---------------------------------------------------------------------------------------
 
 
 class Packer(LiteXModule):
-    """Packs words into blocks, two words a clock: a record every clock, for ever.
+    """Puts words into blocks, one word a clock.
 
-    Header, time and check word make 1,024 words of 1,021 records. Blocks leave as 512 pairs: the
-    header pair while the first record waits for its partner, the check word (its CRC is left to
-    `Seal`) as the partner of the last record.
+    Header, time and check word of a block take 3 clocks in which no record is taken: records may
+    come at 1,021 in 1,024 clocks for ever. The CRC is left to `Seal`.
 
     A block ends when it is full, after a STOP or FLUSH mark, or when it has been open for
     ``flush_timeout``; what is missing is padding.
@@ -357,16 +395,16 @@ class Packer(LiteXModule):
 
     def __init__(self) -> None:
         self.sink = sink = stream.Endpoint([("word", WORD_BITS)])
-        self.source = source = stream.Endpoint([("data", PAIR_BITS)])
+        self.source = source = stream.Endpoint([("data", WORD_BITS)])
 
         self._channel = CSRStorage(
             wire.HEADER_CHANNEL_BITS,
             description="Channel, as the headers of blocks say it.",
         )
         self._flush_timeout = CSRStorage(
-            20,
-            description="A block that has been open for this time (units of 1,024 sys clocks) is"
-            " padded and sent; 0: never.",
+            5,
+            description="A block that has been open for 2^N sys clocks is padded and sent; 0:"
+            f" never, at most {AGE_BITS - 1}.",
         )
         self._blocks = CSRStatus(
             wire.HEADER_SEQ_BITS,
@@ -379,86 +417,81 @@ class Packer(LiteXModule):
 
         # # #
 
+        # Where the next word goes, counted from the first record.
+        index = Signal(max=wire.BLOCK_WORDS, reset=wire.BLOCK_WORDS - wire.WORD_FIRST_RECORD)
+        following = Signal(max=wire.BLOCK_WORDS)
+        opening = index == wire.BLOCK_WORDS - wire.WORD_FIRST_RECORD
+        timing = index == wire.BLOCK_WORDS - wire.WORD_FIRST_RECORD + wire.WORD_TIME
+        ending = index == wire.BLOCK_RECORDS_MAX
+        inside = Signal()
+        records = Signal(max=wire.BLOCK_WORDS)
+        padding, accept = Signal(), Signal()
         word = sink.word
         tag = word[wire.TAG_SHIFT :]
-        records_max = wire.BLOCK_RECORDS_MAX
-        number = Signal(max=records_max + 1)  # records in the block, or where padding has got to
-        records = Signal(max=records_max + 1)  # those that are no padding
-        padding = Signal()
         code = word[wire.MARK_CODE_SHIFT : wire.EVENT_DELTA_SHIFT]
         starting, closing = Signal(), Signal()  # this word is START; the last of its block
-        accept = Signal()
-        held = Signal(WORD_BITS)
-        low, high = Signal(WORD_BITS), Signal(WORD_BITS)
-        move = Signal()
-        opening, ending = number == 0, number == records_max - 1
-        partner = number[0]
 
-        # A record every clock -----------------------------------------------------------------
-
-        needs_move = opening | ending | partner
-        self.comb += [
-            sink.ready.eq(~padding & (source.ready | ~needs_move)),
-            accept.eq(sink.valid & sink.ready),
-            source.valid.eq(padding | (sink.valid & needs_move)),
-            move.eq(source.valid & source.ready),
-            If(
-                tag == wire.Tag.MARK,
-                starting.eq(code == wire.Mark.START),
-                closing.eq((code == wire.Mark.STOP) | (code == wire.Mark.FLUSH)),
-            ),
-        ]
-        expired = Signal()
-        self.sync += [
-            If(accept, held.eq(word), number.eq(number + 1), records.eq(number + 1)),
-            If(padding & move, number.eq(Mux(partner, number + 1, number + 2))),
-            If(accept & closing | expired & ~opening & ~accept & ~padding, padding.eq(1)),
-            If(
-                move & ending,
-                number.eq(0),
-                padding.eq(0),
-                self._blocks.status.eq(self._blocks.status + 1),
-            ),
-        ]
-
-        # Pairs --------------------------------------------------------------------------------
+        # Words --------------------------------------------------------------------------------
 
         now = Signal(wire.TIME_BITS)  # after the last accepted record
         delta = word[wire.ACCESS_DELTA_SHIFT : wire.ACCESS_DELTA_SHIFT + wire.ACCESS_DELTA_BITS]
-        self.sync += If(
-            accept,
-            now.eq(Mux(tag == wire.Tag.TIME, word[: wire.TIME_BITS], now + delta)),
-        )
         header = Cat(
             self._blocks.status,
             Constant(0, wire.HEADER_FLAGS_BITS),
             self._channel.storage,
             Constant(wire.MAGIC << wire.HEADER_VERSION_BITS | wire.VERSION, 20),
         )
-        count = Mux(padding, records, records_max)
         check = Cat(
             Constant(0, wire.CHECK_COUNT_SHIFT),
-            count,
-            Constant(0, wire.CHECK_COUNT_BITS - len(count)),
-            Constant(wire.Tag.CHECK, 4),
+            records,
+            Constant(0, wire.CHECK_COUNT_BITS - len(records)),
+            Constant(wire.Tag.CHECK, WORD_BITS - wire.TAG_SHIFT),
         )
-        blank = padding & ~partner
         self.comb += [
-            If(opening, low.eq(header), high.eq(now))
-            .Elif(ending, low.eq(Mux(padding, 0, word)), high.eq(check))
-            .Else(low.eq(Mux(blank, 0, held)), high.eq(Mux(padding, 0, word))),
+            inside.eq(~(opening | timing | ending)),
+            source.valid.eq(Mux(inside, padding | sink.valid, ~opening | sink.valid)),
+            sink.ready.eq(inside & ~padding & source.ready),
+            accept.eq(sink.valid & sink.ready),
+            If(opening, source.data.eq(header))
+            .Elif(timing, source.data.eq(now))
+            .Elif(ending, source.data.eq(check))
+            .Elif(~padding, source.data.eq(word)),
         ]
-        self.comb += source.data.eq(Cat(low, high))
+
+        # Blocks -------------------------------------------------------------------------------
+
+        age = Signal(AGE_BITS)
+        expired = Signal()
+        self.comb += [
+            following.eq(index + 1),
+            If(
+                tag == wire.Tag.MARK,
+                starting.eq(code == wire.Mark.START),
+                closing.eq((code == wire.Mark.STOP) | (code == wire.Mark.FLUSH)),
+            ),
+        ]
+        self.sync += [
+            If(source.valid & source.ready, index.eq(following)),
+            If(
+                accept,
+                records.eq(following),
+                now.eq(Mux(tag == wire.Tag.TIME, word[: wire.TIME_BITS], now + delta)),
+            ),
+            If(inside & (accept & closing | expired & ~accept), padding.eq(1)),
+            If(
+                ending & source.ready,
+                padding.eq(0),
+                self._blocks.status.eq(self._blocks.status + 1),
+            ),
+        ]
 
         # Timeout and counters -----------------------------------------------------------------
 
-        prescaler = Signal(10)
-        age = Signal(len(self._flush_timeout.storage))
         timeout = self._flush_timeout.storage
         self.sync += [
-            prescaler.eq(prescaler + 1),
-            If(opening, age.eq(0)).Elif(prescaler == 0, age.eq(age + 1)),
-            expired.eq((timeout != 0) & (age >= timeout) & ~opening),
+            expired.eq(Array(age)[timeout] & (timeout != 0)),
+            age.eq(age + 1),
+            If(opening | timing, age.eq(0), expired.eq(0)),
             If(
                 accept,
                 Case(

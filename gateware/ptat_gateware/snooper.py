@@ -12,7 +12,8 @@
 
 The bus cannot wait. So all in domain ``snoop`` takes what comes, and what does not fit into the
 CrossingFIFO is lost and counted before it is a word; behind it all may wait, and nothing is lost.
-``sys`` may have any frequency. To sustain a column command every 4 CK it needs that of CK / 4.
+``sys`` may have any frequency. To sustain an access every 4 CK for ever, the words of a block's
+frame included, it must be 1,024 / 1,021 of CK / 4.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from litex.gen import LiteXModule
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
-from migen import Cat, If, Mux, Signal
+from migen import Cat, If, Signal
 from migen.genlib.cdc import MultiReg, PulseSynchronizer
 
 from ptat_gateware.address import AddressMap
@@ -72,7 +73,7 @@ class Snooper(LiteXModule):
                     "latch",
                     size=1,
                     pulse=True,
-                    description="Take the values of time, accesses and matched.",
+                    description="Take the values of accesses and matched.",
                 ),
             ],
             description="Control. Before run is set again, recording must have become 0.",
@@ -83,8 +84,8 @@ class Snooper(LiteXModule):
             ],
             description="State.",
         )
+        self._wire_version = CSRStatus(8, description="Version of the stream's format.")
         self._phases = CSRStatus(8, description="Ticks (CK) in a clock of domain snoop.")
-        self._time = CSRStatus(wire.TIME_BITS, description="Time in ticks; see latch.")
         self._accesses = CSRStatus(
             COUNTER_BITS, description="Accesses on the bus since the recording started; see latch."
         )
@@ -93,11 +94,7 @@ class Snooper(LiteXModule):
             description="Accesses that were to be recorded since it started; see latch. While"
             " nothing is under way, they are emitted + lost.",
         )
-        self._unmapped = CSRStatus(
-            16,
-            description="Accesses since the recording started that had no address mapping,"
-            " saturating; see latch.",
-        )
+
         # # #
 
         # Cores --------------------------------------------------------------------------------
@@ -148,7 +145,7 @@ class Snooper(LiteXModule):
             latch.i.eq(self._control.fields.latch),
             decoder.clear.eq(encoder.starting),
             If(decoder.illegal.valid, errors.eq(decoder.illegal.code)),
-            encoder.errors.eq(Cat(errors, address.unmapped != 0)),
+            encoder.errors.eq(Cat(errors, address.unmapped)),
             encoder.room.eq(fifo.room),
             encoder.resume.eq(fifo.half_empty & half_empty),
             encoder.time.eq(stamp.time),
@@ -171,7 +168,6 @@ class Snooper(LiteXModule):
 
         # They count in domain snoop; `latch` holds them still for the slower reader.
         step = Signal(max=lanes + 1)
-        unmapped = Signal(17)
         self.sync.snoop += step.eq(reduce(add, [source.valid for source in decoder.sources]))
         for status, increment in (
             (self._accesses, step),
@@ -184,18 +180,7 @@ class Snooper(LiteXModule):
                 If(latch.o, held.eq(count)),
             ]
             self.comb += status.status.eq(held)
-        time_held, unmapped_held = Signal(wire.TIME_BITS), Signal(16)
-        self.sync.snoop += [
-            If(~unmapped[-1], unmapped.eq(unmapped + address.unmapped)),
-            If(encoder.starting, unmapped.eq(0)),
-            If(
-                latch.o,
-                time_held.eq(stamp.time),
-                unmapped_held.eq(Mux(unmapped[-1], 2**16 - 1, unmapped)),
-            ),
-        ]
         self.comb += [
+            self._wire_version.status.eq(wire.VERSION),
             self._phases.status.eq(decoder.phases),
-            self._time.status.eq(time_held),
-            self._unmapped.status.eq(unmapped_held),
         ]

@@ -223,7 +223,6 @@ class Board:
         names = {
             "accesses": "accesses",
             "matched": "matched",
-            "unmapped": "unmapped",
             "emitted": "packer_emitted",
             "lost": "packer_lost",
             "level": "buffer_level",
