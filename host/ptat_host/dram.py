@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Physical addresses and DRAM coordinates: what the gateware's address map is programmed with.
+
+A memory controller computes each bit of a coordinate (channel, rank, bank group, bank, row,
+column) as the parity of some bits of the physical address. A `Mapping` holds these functions as
+masks. It goes both ways, and tells what to write to the gateware's tables
+(``gateware/ptat_gateware/address.py``), which go from coordinates to addresses.
+
+`PRESETS` holds published mappings; a mapping found by other means (probing, timing) is given
+by its masks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as MappingType
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import wire
+from ptat_parser.errors import BadInput
+
+U64 = npt.NDArray[np.uint64]
+
+FIELDS = {"column": 12, "row": 17, "bank": 3, "bank_group": 2, "rank": 2, "channel": 2}
+"""Bits of each part of a coordinate, in the order in which they are packed, from bit 0.
+
+All but the channel, which the board knows by its place, are seen on the bus.
+"""
+
+BUS_BITS = sum(bits for name, bits in FIELDS.items() if name != "channel")
+
+SLICE_BITS = 9
+SLICES = BUS_BITS // SLICE_BITS
+REMAP_UNIT_BYTES = 1 << 20
+WINDOW_UNIT_BYTES = 1 << 16
+WINDOWS_MAX = 4
+ADDRESS_BITS_MAX = wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
+
+
+@dataclass(frozen=True)
+class Remap:
+    """Memory at and above `first` (bytes of DRAM) appears `offset` bytes higher.
+
+    PCs leave a hole for devices below 4 GiB and move the memory beneath it up.
+    """
+
+    first: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Address functions: `functions` has for each field its masks, bit 0's first.
+
+    A mask is over the bytes' physical address (below it, where memory is remapped). `address_bits`
+    is how many bits of it select a byte of DRAM. `source` says where the functions are from.
+
+    Raises `BadInput` where the functions do not determine the address.
+    """
+
+    name: str
+    source: str
+    address_bits: int
+    functions: MappingType[str, Sequence[int]]
+    remap: Remap | None = None
+
+    def __post_init__(self) -> None:
+        hint = "correct the address functions"
+        if unknown := set(self.functions) - set(FIELDS):
+            raise BadInput(f"{self.name}: no such part of a coordinate: {min(unknown)}", hint)
+        if not wire.ADDRESS_UNIT_SHIFT < self.address_bits <= ADDRESS_BITS_MAX:
+            raise BadInput(f"{self.name}: {self.address_bits} address bits", hint)
+        for name, masks in self.functions.items():
+            if len(masks) > FIELDS[name]:
+                raise BadInput(
+                    f"{self.name}: {len(masks)} {name} bits; there are at most {FIELDS[name]}", hint
+                )
+            for i, mask in enumerate(masks):
+                if mask >> self.address_bits or mask & 7:
+                    raise BadInput(
+                        f"{self.name}: {name} bit {i} has the mask {mask:#x}; bits 3 to"
+                        f" {self.address_bits - 1} select memory",
+                        hint,
+                    )
+        self._check_remap()
+        self._check_rank()
+
+    def _check_remap(self) -> None:
+        if self.remap is None:
+            return
+        for value in (self.remap.first, self.remap.offset):
+            if value % REMAP_UNIT_BYTES or not 0 <= value < 1 << ADDRESS_BITS_MAX:
+                raise BadInput(
+                    f"{self.name}: {value:#x} cannot bound the memory hole",
+                    "give multiples of 1 MiB",
+                )
+
+    def _check_rank(self) -> None:
+        """Raise unless the functions are independent and as many as address bits."""
+        reduced: list[tuple[int, set[int]]] = []  # mask, and which functions it is the XOR of
+        names = [f"{name} bit {i}" for name, i, _ in self._bits]
+        for index, (_, _, mask) in enumerate(self._bits):
+            parts = {index}
+            for pivot, of in reduced:
+                if mask & (pivot & -pivot):
+                    mask ^= pivot
+                    parts ^= of
+            if not mask:
+                others = " ^ ".join(names[i] for i in sorted(parts - {index})) or "always 0"
+                raise BadInput(
+                    f"{self.name}: the address functions are singular: {names[index]} is {others}",
+                    "correct the functions: several addresses would have one coordinate",
+                )
+            reduced.append((mask, parts))
+        missing = self.address_bits - wire.ADDRESS_UNIT_SHIFT - len(reduced)
+        if missing > 0:
+            raise BadInput(
+                f"{self.name}: {len(reduced)} address functions for"
+                f" {self.address_bits - wire.ADDRESS_UNIT_SHIFT} address bits",
+                f"add {missing} functions: a coordinate would have several addresses",
+            )
+
+    @cached_property
+    def _bits(self) -> list[tuple[str, int, int]]:
+        """Field, bit and mask of each function, in packed order."""
+        return [
+            (name, i, mask)
+            for name in FIELDS
+            for i, mask in enumerate(self.functions.get(name, ()))
+        ]
+
+    @cached_property
+    def contributions(self) -> list[int]:
+        """What each bit of a packed coordinate contributes to the address (bytes).
+
+        The inverse of the functions' matrix over GF(2), by elimination; 0 for unused bits.
+        """
+        rows = [[mask, 1 << index] for index, (_, _, mask) in enumerate(self._bits)]
+        solved: dict[int, list[int]] = {}
+        for bit in range(wire.ADDRESS_UNIT_SHIFT, self.address_bits):
+            pivot = next(row for row in rows if row[0] >> bit & 1)
+            rows.remove(pivot)
+            for row in [*rows, *solved.values()]:
+                if row[0] >> bit & 1:
+                    row[0] ^= pivot[0]
+                    row[1] ^= pivot[1]
+            solved[bit] = pivot
+        result = []
+        index = 0
+        for name, bits in FIELDS.items():
+            for i in range(bits):
+                if i < len(self.functions.get(name, ())):
+                    result.append(
+                        sum(1 << bit for bit, row in solved.items() if row[1] >> index & 1)
+                    )
+                    index += 1
+                else:
+                    result.append(0)
+        return result
+
+    # Addresses to coordinates and back --------------------------------------------------------
+
+    def coordinates(self, addresses: npt.ArrayLike) -> dict[str, U64]:
+        """Coordinates of physical addresses (bytes), one array for each field.
+
+        The 8-byte word of an address counts, not the byte. Raises `BadInput` for an address
+        that is no memory.
+        """
+        address = np.asarray(addresses, np.uint64)
+        if self.remap:
+            first, offset = np.uint64(self.remap.first), np.uint64(self.remap.offset)
+            if np.any(hole := (address >= first) & (address < first + offset)):
+                raise BadInput(
+                    f"{self.name}: {int(address[hole].flat[0]):#x} lies in the memory hole",
+                    "give addresses of memory",
+                )
+            address = np.where(address >= first + offset, address - offset, address)
+        if np.any(beyond := address >> np.uint64(self.address_bits) != 0):
+            raise BadInput(
+                f"{self.name}: {int(address[beyond].flat[0]):#x} is beyond the memory of"
+                f" 2^{self.address_bits} bytes",
+                "give addresses of memory, or the mapping of a larger one",
+            )
+        result = {name: np.zeros(address.shape, np.uint64) for name in FIELDS}
+        for name, i, mask in self._bits:
+            parity = np.bitwise_count(address & np.uint64(mask)).astype(np.uint64) & np.uint64(1)
+            result[name] |= parity << np.uint64(i)
+        return result
+
+    def addresses(self, coordinates: MappingType[str, npt.ArrayLike]) -> U64:
+        """Physical addresses (bytes, multiples of 8) of coordinates; missing fields are 0."""
+        address = np.zeros(
+            np.broadcast_shapes(*(np.shape(values) for values in coordinates.values())), np.uint64
+        )
+        shift = 0
+        for name, bits in FIELDS.items():
+            if name in coordinates:
+                values = np.asarray(coordinates[name], np.uint64)
+                for i in range(bits):
+                    chosen = (values >> np.uint64(i)) & np.uint64(1)
+                    address = address ^ chosen * np.uint64(self.contributions[shift + i])
+            shift += bits
+        if self.remap:
+            above = address >= np.uint64(self.remap.first)
+            address = address + above.astype(np.uint64) * np.uint64(self.remap.offset)
+        return address
+
+    # For the gateware -------------------------------------------------------------------------
+
+    def tables(self, channel: int = 0) -> list[int]:
+        """Words of the gateware's tables for the snooper of a channel: 36 bits each.
+
+        Word ``slice x 512 + value``: what this value of 9 bits of the coordinate contributes, in
+        units of 8 bytes. The channel's contribution is part of the first slice.
+        """
+        if channel >> len(self.functions.get("channel", ())):
+            raise BadInput(f"{self.name}: there is no channel {channel}", "give a lower number")
+        units = [value >> wire.ADDRESS_UNIT_SHIFT for value in self.contributions]
+        words = []
+        for start in range(0, BUS_BITS, SLICE_BITS):
+            constant = 0
+            if start == 0:
+                constant = _xor(
+                    units[BUS_BITS + i] for i in range(FIELDS["channel"]) if channel >> i & 1
+                )
+            for value in range(1 << SLICE_BITS):
+                chosen = (units[start + i] for i in range(SLICE_BITS) if value >> i & 1)
+                words.append(constant ^ _xor(chosen))
+        return words
+
+    def register_writes(self, channel: int = 0) -> list[tuple[str, int]]:
+        """What to write to which register of the snooper's address map, in this order."""
+        remap = self.remap or Remap(0, 0)
+        return [
+            ("address_control", 0),
+            ("address_table_index", 0),
+            *(("address_table_data", word) for word in self.tables(channel)),
+            ("address_remap_first", remap.first // REMAP_UNIT_BYTES),
+            ("address_remap_offset", remap.offset // REMAP_UNIT_BYTES),
+            ("address_control", 1),
+        ]
+
+
+def _xor(values: Iterable[int]) -> int:
+    result = 0
+    for value in values:
+        result ^= value
+    return result
+
+
+# Windows ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """Addresses (bytes) whose accesses are recorded, from `first` up to, not including, `end`."""
+
+    first: int
+    end: int
+    read: bool = True
+    write: bool = True
+    sampled: bool = False
+    start: bool = False
+    stop: bool = False
+
+    @property
+    def control(self) -> int:
+        """The window's control register."""
+        flags = (self.read, self.write, self.sampled, self.start, self.stop)
+        return sum(flag << i for i, flag in enumerate(flags))
+
+
+def window_writes(windows: Sequence[Window]) -> list[tuple[str, int]]:
+    """What to write to which register of the snooper's filter.
+
+    Raises `BadInput` for too many windows, unaligned ones, empty ones and ones that overlap: an
+    access would be counted for one window, recorded by the rule of another.
+    """
+    if not 1 <= len(windows) <= WINDOWS_MAX:
+        raise BadInput(
+            f"{len(windows)} address windows; the board has {WINDOWS_MAX}",
+            f"give 1 to {WINDOWS_MAX}",
+        )
+    for window in windows:
+        if window.first % WINDOW_UNIT_BYTES or window.end % WINDOW_UNIT_BYTES:
+            raise BadInput(
+                f"the address window {window.first:#x}-{window.end:#x} is not aligned",
+                "use multiples of 64 KiB",
+            )
+        if not 0 <= window.first < window.end <= 1 << ADDRESS_BITS_MAX:
+            raise BadInput(
+                f"the address window {window.first:#x}-{window.end:#x} is empty or too high",
+                f"give first < end, up to 2^{ADDRESS_BITS_MAX}",
+            )
+    ordered = sorted(windows, key=lambda window: window.first)
+    for below, above in itertools.pairwise(ordered):
+        if above.first < below.end:
+            raise BadInput(
+                f"the address windows {below.first:#x}-{below.end:#x} and"
+                f" {above.first:#x}-{above.end:#x} overlap",
+                "make them disjoint",
+            )
+    writes = []
+    for i in range(WINDOWS_MAX):
+        name = f"filter_window{i}"
+        if i < len(windows):
+            writes += [
+                (f"{name}_first", windows[i].first // WINDOW_UNIT_BYTES),
+                (f"{name}_last", windows[i].end // WINDOW_UNIT_BYTES - 1),
+                (f"{name}_control", windows[i].control),
+            ]
+        else:
+            writes.append((f"{name}_control", 0))
+    return writes
+
+
+def check_ready(read: Callable[[str], int]) -> None:
+    """Raise `BadInput` unless a snooper is fit to record; `read` reads its registers by name."""
+    version = read("wire_version")
+    if version != wire.VERSION:
+        raise BadInput(
+            f"the board's gateware writes stream format {version}; this ptat reads {wire.VERSION}",
+            "load the bitstream of this ptat",
+        )
+    if not read("address_control") & 1:
+        raise BadInput(
+            "the board has no address mapping", "program one: all accesses would be decode errors"
+        )
+    if not any(read(f"filter_window{i}_control") & 0b11 for i in range(WINDOWS_MAX)):
+        raise BadInput("the board has no address window", "set one: nothing would be recorded")
+
+
+# Published mappings -------------------------------------------------------------------------------
+
+_DRAMA = (
+    "P. Pessl et al., DRAMA: Exploiting DRAM Addressing for Cross-CPU Attacks, USENIX Security"
+    " 2016, table 2, bank, rank and channel functions; row and column bits by the usual rule"
+)
+
+
+@dataclass(frozen=True)
+class _Published:
+    """Functions as tables print them: for each bit the address bits whose parity it is.
+
+    Tables give no row and column bits. The usual rule: each function owns one address bit, which
+    no coordinate has otherwise; the row is what lies above all owned bits, the column the rest.
+    """
+
+    bank: tuple[tuple[int, ...], ...]
+    rank: tuple[tuple[int, ...], ...]
+    bank_group: tuple[tuple[int, ...], ...] = ()
+    channel: tuple[tuple[int, ...], ...] = ()
+    owned: frozenset[int] = field(default_factory=frozenset)
+
+    def mapping(self, name: str, row_bits: int) -> Mapping:
+        """The whole mapping for memory of `row_bits` rows."""
+        fields = {
+            part: [sum(1 << bit for bit in bits) for bits in getattr(self, part)]
+            for part in ("bank", "bank_group", "rank", "channel")
+        }
+        row_start = max(self.owned) + 1
+        column = sorted(set(range(wire.ADDRESS_UNIT_SHIFT, row_start)) - self.owned)
+        fields["column"] = [1 << bit for bit in column]
+        fields["row"] = [1 << row_start + i for i in range(row_bits)]
+        return Mapping(name, _DRAMA, row_start + row_bits, fields)
+
+
+_HASWELL_CHANNEL = (7, 8, 9, 12, 13, 18, 19)
+_SKYLAKE_CHANNEL = (8, 9, 12, 13, 18, 19)
+
+# One DIMM of two ranks on each channel. With one channel, the functions of banks and ranks are
+# those of two channels one bit lower.
+_PUBLISHED = {
+    ("sandy-bridge", 1): _Published(
+        bank=((13, 17), (14, 18), (15, 19)),
+        rank=((16, 20),),
+        owned=frozenset({13, 14, 15, 16}),
+    ),
+    ("sandy-bridge", 2): _Published(
+        bank=((14, 18), (15, 19), (16, 20)),
+        rank=((17, 21),),
+        channel=((6,),),
+        owned=frozenset({6, 14, 15, 16, 17}),
+    ),
+    ("ivy-bridge", 1): _Published(
+        bank=((13, 17), (14, 18), (16, 20)),
+        rank=((15, 19),),
+        owned=frozenset({13, 14, 15, 16}),
+    ),
+    ("ivy-bridge", 2): _Published(
+        bank=((14, 18), (15, 19), (17, 21)),
+        rank=((16, 20),),
+        channel=(_HASWELL_CHANNEL,),
+        owned=frozenset({7, 14, 15, 16, 17}),
+    ),
+    ("skylake", 1): _Published(
+        bank=((16, 20), (17, 21)),
+        bank_group=((6, 13), (14, 18)),
+        rank=((15, 19),),
+        owned=frozenset({13, 14, 15, 16, 17}),
+    ),
+    ("skylake", 2): _Published(
+        bank=((17, 21), (18, 22)),
+        bank_group=((7, 14), (15, 19)),
+        rank=((16, 20),),
+        channel=(_SKYLAKE_CHANNEL,),
+        owned=frozenset({8, 14, 15, 16, 17, 18}),
+    ),
+}
+_PUBLISHED |= {("haswell", channels): _PUBLISHED["ivy-bridge", channels] for channels in (1, 2)}
+
+PRESETS = sorted({name for name, _ in _PUBLISHED})
+
+
+def preset(name: str, channels: int = 1, row_bits: int = 16) -> Mapping:
+    """A published mapping for one DIMM of two ranks on each of `channels` channels.
+
+    Raises `BadInput` for one that was not published.
+    """
+    published = _PUBLISHED.get((name, channels))
+    if published is None:
+        known = ", ".join(PRESETS)
+        raise BadInput(
+            f"no published address mapping {name} with {channels} channels",
+            f"give one of {known}, with 1 or 2 channels",
+        )
+    return published.mapping(f"{name}, {channels} channels", row_bits)
