@@ -591,11 +591,14 @@ def replay(
     *,
     faults: bool,
     entries: bool,
+    started: bool = True,
+    stopped: bool = True,
     progress: Progress = no_progress,
 ) -> Replay:
     """Classify every access and hand the reads on to `sink`, in bus order.
 
-    `faults`, `entries`: these events were recorded, and may be relied on.
+    `faults`, `entries`: these events were recorded, and may be relied on. `started`, `stopped`:
+    the stream begins and ends with the recording, nothing is missing there.
     """
     region = session.region
     rpt = Rpt(region.base, region.size_bytes)
@@ -614,7 +617,7 @@ def replay(
     ticks = clock.to_ticks(log.tables["time"])
     for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
         rpt.apply(events[i], int(ticks[i]))
-    schedule = _Schedule(placement, ticks)
+    schedule = _Schedule(placement, ticks, started)
 
     count = np.zeros(COUNTERS, np.int64)
     count[WALK_PMD] = -1
@@ -625,6 +628,21 @@ def replay(
     done_accesses = 0
     done_blocks = 0
     held_back = HELD_BACK if faults else 0
+
+    def apply(event: TableEvent, at_ticks: int) -> None:
+        if event.kind == kernel_log.TABLE_ALLOC:
+            frame = rpt.slot(event.pa) // ENTRIES
+            _match_frame(frame, rpt.tables, out, timed, pages, count, config)
+        elif event.kind == kernel_log.TABLE_MOVE:
+            _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+        rpt.apply(event, at_ticks)
+
+    def lose() -> None:
+        _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+        count[LOSS_FLOOR] = count[N_OUTPUT]
+        count[WALK_PMD] = -1
+        rpt.after_loss()
+
     for chunk, after, after_ticks in _with_next(reader):
         accesses = chunk.time.size
         if count[N_PAGES] + accesses >= len(pages):
@@ -638,25 +656,20 @@ def replay(
                     rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
             start = position
             if event < 0:
-                _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
-                count[LOSS_FLOOR] = count[N_OUTPUT]
-                count[WALK_PMD] = -1
-                rpt.after_loss()
+                lose()
             else:
-                if events[event].kind == kernel_log.TABLE_ALLOC:
-                    frame = rpt.slot(events[event].pa) // ENTRIES
-                    _match_frame(frame, rpt.tables, out, timed, pages, count, config)
-                elif events[event].kind == kernel_log.TABLE_MOVE:
-                    _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
                 at = int(chunk.time[position]) if position < accesses else int(ticks[event])
-                rpt.apply(events[event], at)
+                apply(events[event], at)
         _replay(chunk.time, chunk.address, chunk.write, start, accesses, after, after_ticks,
                 rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
         done_accesses += accesses
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
         progress("replaying", done_blocks, reader.blocks)
+    if not stopped:
+        lose()
     for event in schedule.rest():
-        rpt.apply(events[event], int(ticks[event]))
+        _timed_until(ticks[event], rpt.tables, out, timed, pages, count, config)
+        apply(events[event], int(ticks[event]))
     _timed_until(_NEVER, rpt.tables, out, timed, pages, count, config)
     _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
     shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
@@ -677,7 +690,8 @@ def _doubts(timed: _Timed) -> list[tuple[int, int]]:
 class _Schedule:
     """When to apply the table events: by position, or by time where the marker was lost."""
 
-    def __init__(self, placement: markers.Placement, ticks: U64) -> None:
+    def __init__(self, placement: markers.Placement, ticks: U64, started: bool) -> None:
+        self._started = started
         placed = np.flatnonzero(placement.position >= 0)
         self._placed = placed[np.argsort(placement.position[placed], kind="stable")]
         self._position = placement.position[self._placed]
@@ -704,6 +718,8 @@ class _Schedule:
             at = np.searchsorted(chunk.time, self._late_ticks[here])
             steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
             self._next_late = end
+        steps += [(0, -1)] if not self._started and chunk.time.size else []
+        self._started |= bool(chunk.time.size)
         steps += [(lost.position, -1) for lost in chunk.lost]
         return sorted(steps, key=lambda step: step[0])
 

@@ -191,6 +191,8 @@ def _parse_into(
             sink,
             faults=faults,
             entries=entries,
+            started=found.started,
+            stopped=found.stopped,
             progress=progress,
         )
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
