@@ -3,11 +3,13 @@
 
 The layout is `ptat_parser.wire`'s. A reader holds one chunk of blocks at a time; a damaged
 block is an error that names it or, when salvaging, counted and left out.
+
+Nearly all words of a capture are accesses. The decoder takes them in groups without a branch, and
+looks at single words only where others are.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from ptat_parser import wire
 from ptat_parser.errors import BadInput, ParseError
@@ -26,15 +29,18 @@ U64 = npt.NDArray[np.uint64]
 END_OF_TIME = 1 << wire.TIME_BITS
 """A time that no record can have."""
 
-CHUNK_BLOCKS = 1024
-"""Blocks decoded at a time: 8 MiB, a million records."""
+CHUNK_BLOCKS = 64
+"""Blocks decoded at a time: 512 KiB, so that what is done to them stays in a core's cache."""
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
+WORD_HEADER = wire.WORD_HEADER
 WORD_TIME = wire.WORD_TIME
 WORD_FIRST_RECORD = wire.WORD_FIRST_RECORD
 WORD_CHECK = wire.WORD_CHECK
+BLOCK_RECORDS_MAX = wire.BLOCK_RECORDS_MAX
 ONE = np.uint64(1)
 TAG_SHIFT = np.uint64(wire.TAG_SHIFT)
+TAG_CHECK = np.uint64(wire.Tag.CHECK)
 TAG_ACCESS = np.uint64(wire.Tag.ACCESS)
 TAG_TIME = np.uint64(wire.Tag.TIME)
 TAG_LOST = np.uint64(wire.Tag.LOST)
@@ -50,6 +56,13 @@ TIME_MASK = np.uint64((1 << wire.TIME_BITS) - 1)
 EVENT_DELTA_SHIFT = np.uint64(wire.EVENT_DELTA_SHIFT)
 EVENT_DELTA_MASK = np.uint64((1 << wire.EVENT_DELTA_BITS) - 1)
 EVENT_VALUE_MASK = np.uint64((1 << wire.EVENT_DELTA_SHIFT) - 1)
+
+HEADER_KIND_SHIFT = np.uint64(wire.HEADER_CHANNEL_SHIFT)
+HEADER_SEQ_MASK = np.uint64((1 << wire.HEADER_SEQ_BITS) - 1)
+CHECK_CRC_MASK = np.uint64((1 << wire.CHECK_CRC_BITS) - 1)
+CHECK_ZERO_MASK = np.uint64(0xFFFF << wire.CHECK_CRC_BITS)
+GROUP = 16
+"""Words looked at together."""
 
 _SALVAGE_HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
 _ACCESS_DELTA_MAX = int(ACCESS_DELTA_MASK)
@@ -147,7 +160,7 @@ class BlockWriter:
 
 def seal(block: U64, records: int) -> None:
     """Write the check word of a block of which `records` record words are filled in."""
-    crc = zlib.crc32(block[: wire.WORD_CHECK].tobytes())
+    crc = zlib_ng.crc32(block[: wire.WORD_CHECK].tobytes())
     block[wire.WORD_CHECK] = (
         wire.Tag.CHECK << wire.TAG_SHIFT | records << wire.CHECK_COUNT_SHIFT | crc
     )
@@ -194,7 +207,7 @@ class MarkRecord:
 
 
 class BusReader:
-    """Reads one channel's stream in chunks; may be iterated again.
+    """Reads one channel's stream in chunks; may be iterated again, which trusts the blocks then.
 
     With `salvage`, damaged blocks are left out and counted as lost instead of raising
     `ParseError`; with `tail_may_be_cut` that holds for an unfinished last block only, as a
@@ -209,6 +222,7 @@ class BusReader:
         self.path = path
         self.channel = channel
         self.chunk_blocks = CHUNK_BLOCKS
+        self._damaged: set[int] | None = None  # blocks, once all have been looked at
         self._salvage = salvage
         self._tail_may_be_cut = tail_may_be_cut or salvage
         size_bytes = path.stat().st_size
@@ -222,67 +236,62 @@ class BusReader:
                 _SALVAGE_HINT,
             )
 
-    def __iter__(self) -> Iterator[Chunk]:
-        state = _StreamState()
-        with self.path.open("rb") as file:
-            for first in range(0, self.blocks, self.chunk_blocks):
-                count = min(self.chunk_blocks, self.blocks - first)
-                data = file.read(count * wire.BLOCK_BYTES)
-                if len(data) != count * wire.BLOCK_BYTES:
+    def read(self, first: int, words: U64) -> None:
+        """Fill `words`, shape ``(blocks, 1024)``, with the blocks from `first` on."""
+        view = words.data.cast("B")
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(first * wire.BLOCK_BYTES)
+            while view:
+                done = file.readinto(view)
+                if not done:
                     raise ParseError(f"{self.path}: became shorter while being read")
-                words = np.frombuffer(data, "<u8").reshape(-1, wire.BLOCK_WORDS)
-                yield self._decode(words, data, first, state)
-        missing_blocks = state.missing_blocks + bool(self._rest_bytes)
+                view = view[done:]
+
+    def __iter__(self) -> Iterator[Chunk]:
+        state = np.zeros(_STATE, np.int64)
+        state[_SEQ] = -1
+        damaged: set[int] = set()
+        buffer = np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64)
+        for first in range(0, self.blocks, self.chunk_blocks):
+            words = buffer[: min(self.chunk_blocks, self.blocks - first)]
+            self.read(first, words)
+            yield self._decode(words, first, state, damaged)
+        self._damaged = damaged
+        missing_blocks = int(state[_MISSING]) + bool(self._rest_bytes)
         if missing_blocks:
             nothing = np.empty(0, np.uint64)
-            lost = Lost(0, state.time_ticks, END_OF_TIME, None, missing_blocks)
+            lost = Lost(0, int(state[_TICKS]), END_OF_TIME, None, missing_blocks)
             yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
 
-    def _damaged(self, block: int, problem: str) -> None:
-        if not self._salvage:
-            at = block * wire.BLOCK_BYTES
-            raise ParseError(f"{self.path}: block {block} at byte {at}: {problem}", _SALVAGE_HINT)
-
-    def _decode(self, words: U64, data: bytes, first: int, state: _StreamState) -> Chunk:
-        missing_before = np.zeros(len(words), np.int64)
-        good = np.zeros(len(words), np.bool_)
-        for i in range(len(words)):
-            offset = i * wire.BLOCK_BYTES
-            crc = zlib.crc32(memoryview(data)[offset : offset + wire.WORD_CHECK * 8])
-            problem = _problem(words[i], crc, self.channel, state)
-            if problem is None:
-                good[i] = True
-                missing_before[i] = state.accept(words[i])
-                continue
-            self._damaged(first + i, problem)
-            state.missing_blocks += 1
-
-        capacity = int(good.sum()) * wire.BLOCK_RECORDS_MAX
-        chunk = Chunk(
-            np.empty(capacity, np.uint64),
-            np.empty(capacity, np.uint64),
-            np.empty(capacity, np.bool_),
+    def _decode(
+        self, words: U64, first: int, state: npt.NDArray[np.int64], damaged: set[int]
+    ) -> Chunk:
+        if self._damaged is None:
+            crc = _crcs(words)
+        else:
+            crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
+            crc[[i for i in range(len(words)) if first + i in self._damaged]] ^= ONE
+        kind = (
+            wire.MAGIC << wire.HEADER_MAGIC_SHIFT
+            | wire.VERSION << wire.HEADER_VERSION_SHIFT
+            | self.channel << wire.HEADER_CHANNEL_SHIFT
         )
+        capacity = len(words) * wire.BLOCK_RECORDS_MAX
+        time, address = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
+        write = np.empty(capacity, np.bool_)
         others = np.empty((capacity + len(words), 5), np.uint64)
-        while True:
-            accesses, n_others, last_time, bad = decode_blocks(
-                words, good, missing_before, state.time_ticks,
-                chunk.time, chunk.address, chunk.write, others,
-            )  # fmt: skip
-            if bad < 0:
-                break
-            # Its CRC is right, but it does not cover the number of records.
-            self._damaged(first + bad, "damaged: a word that is no record, or time runs backwards")
-            good[bad] = False
-            following = np.flatnonzero(good[bad:])
-            if following.size:
-                missing_before[bad + following[0]] += missing_before[bad] + 1
-            else:
-                state.missing_blocks += int(missing_before[bad]) + 1
-        state.time_ticks = int(last_time)
-        chunk.time = chunk.time[:accesses]
-        chunk.address = chunk.address[:accesses]
-        chunk.write = chunk.write[:accesses]
+        good = np.empty(len(words), np.bool_)
+        expected_seq = int(state[_SEQ])
+        accesses, n_others = decode_blocks(
+            words, crc, np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT), state,
+            good, time, address, write, others,
+        )  # fmt: skip
+        if not good.all():
+            bad = np.flatnonzero(~good).tolist()
+            if not self._salvage:
+                self._refuse(bad[0], words, crc, first, expected_seq)
+            damaged.update(first + i for i in bad)
+        chunk = Chunk(time[:accesses], address[:accesses], write[:accesses])
         for position, since, ticks, tag, value in others[:n_others].tolist():
             if tag == wire.Tag.MARK:
                 code, argument = divmod(value, 1 << wire.MARK_ARGUMENT_BITS)
@@ -293,114 +302,158 @@ class BusReader:
                 chunk.lost.append(Lost(position, since, ticks, None, value))
         return chunk
 
-
-@dataclass
-class _StreamState:
-    """What one block must know of those before it."""
-
-    expected_seq: int | None = None
-    missing_blocks: int = 0
-    time_ticks: int = 0
-
-    def accept(self, block: U64) -> int:
-        """Go past a good block; return how many blocks are missing before it."""
-        seq = int(block[wire.WORD_HEADER]) & _SEQ_MASK
-        gap = 0 if self.expected_seq is None else (seq - self.expected_seq) & _SEQ_MASK
-        # Blocks that were left out here are part of the gap.
-        missing = max(gap, self.missing_blocks)
-        self.expected_seq = (seq + 1) & _SEQ_MASK
-        self.missing_blocks = 0
-        return missing
+    def _refuse(self, i: int, words: U64, crc: U64, first: int, expected_seq: int) -> None:
+        """Say what is wrong with the first damaged block, number `i` of those given."""
+        if i:
+            expected_seq = (int(words[i - 1, wire.WORD_HEADER]) + 1) & _SEQ_MASK
+        problem = _problem(words[i], int(crc[i]), self.channel, expected_seq)
+        at = (first + i) * wire.BLOCK_BYTES
+        raise ParseError(f"{self.path}: block {first + i} at byte {at}: {problem}", _SALVAGE_HINT)
 
 
-def _problem(block: U64, crc: int, channel: int, state: _StreamState) -> str | None:
+def _crcs(words: U64) -> U64:
+    """CRC of each block's words but the last."""
+    view = words.data.cast("B")
+    crc32, checked_bytes = zlib_ng.crc32, wire.WORD_CHECK * 8
+    return np.array(
+        [crc32(view[at : at + checked_bytes]) for at in range(0, len(view), wire.BLOCK_BYTES)],
+        np.uint64,
+    )
+
+
+def _problem(block: U64, crc: int, channel: int, expected_seq: int) -> str:
+    """What is wrong with a damaged block. `expected_seq`: -1 if it is the first."""
     header, check = int(block[wire.WORD_HEADER]), int(block[wire.WORD_CHECK])
     if header >> wire.HEADER_MAGIC_SHIFT != wire.MAGIC:
         return "not a block of a capture stream (wrong magic number)"
     version = header >> wire.HEADER_VERSION_SHIFT & ((1 << wire.HEADER_VERSION_BITS) - 1)
     if version != wire.VERSION:
         return f"format version {version}; this ptat reads version {wire.VERSION}"
-    if check & _CRC_MASK != crc:
-        return f"damaged: CRC {crc:#010x}, {check & _CRC_MASK:#010x} expected"
-    if check >> wire.TAG_SHIFT != wire.Tag.CHECK or check & _CHECK_ZERO_MASK:
+    if check & int(CHECK_CRC_MASK) != crc:
+        return f"damaged: CRC {crc:#010x}, {check & int(CHECK_CRC_MASK):#010x} expected"
+    if check >> wire.TAG_SHIFT != wire.Tag.CHECK or check & int(CHECK_ZERO_MASK):
         return "damaged: the check word is malformed"
-    if check >> wire.CHECK_COUNT_SHIFT & _COUNT_MASK > wire.BLOCK_RECORDS_MAX:
+    if check >> wire.CHECK_COUNT_SHIFT & int(COUNT_MASK) > wire.BLOCK_RECORDS_MAX:
         return "damaged: more records than a block can hold"
     of_channel = header >> wire.HEADER_CHANNEL_SHIFT & ((1 << wire.HEADER_CHANNEL_BITS) - 1)
     if of_channel != channel:
         return f"of channel {of_channel}, not {channel}"
     seq = header & _SEQ_MASK
-    if state.expected_seq is not None and (seq - state.expected_seq) & _SEQ_MASK > _SEQ_MASK // 2:
-        return f"out of order: sequence number {seq}, {state.expected_seq} expected"
-    return None
+    if expected_seq >= 0 and (seq - expected_seq) & _SEQ_MASK > _SEQ_MASK // 2:
+        return f"out of order: sequence number {seq}, {expected_seq} expected"
+    # Its CRC is right, but it does not cover the number of records.
+    return "damaged: a word that is no record, or time runs backwards"
 
 
 _SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
-_CRC_MASK = (1 << wire.CHECK_CRC_BITS) - 1
-_COUNT_MASK = (1 << wire.CHECK_COUNT_BITS) - 1
-_CHECK_ZERO_MASK = 0xFFFF << wire.CHECK_CRC_BITS
+
+# What a block must know of those before it; all int64.
+(
+    _SEQ,  # the sequence number expected next, -1 before the first block
+    _MISSING,  # damaged blocks since the last good one
+    _TICKS,  # time of the last record
+) = range(3)
+_STATE = 3
 
 
 @jit
 def decode_blocks(
     words: U64,
+    crc: U64,
+    kind: Integer,
+    state: npt.NDArray[np.int64],
     good: npt.NDArray[np.bool_],
-    missing_before: npt.NDArray[np.int64],
-    start_ticks: Integer,
     time: U64,
     address: U64,
     write: npt.NDArray[np.bool_],
     others: U64,
-) -> tuple[Integer, Integer, Integer, Integer]:
-    """Decode the records of the blocks marked `good`, which follow a record at `start_ticks`.
+) -> tuple[Integer, Integer]:
+    """Verify and decode blocks, `words` of shape ``(blocks, 1024)``.
 
-    `words` has shape ``(blocks, 1024)``. Fills `time` (ticks), `address` (bytes), `write` and
-    `others`: rows of position, time before, time, tag and value, tag 0 standing for missing blocks.
-    Returns the number of accesses and of others, the time after the last record, and the
-    first block that holds something else than records, or -1.
+    `crc` is what each block's CRC should be, `kind` what the bits of its header from the channel
+    up. Says which blocks are `good`, and fills of these `time` (ticks), `address` (bytes), `write`
+    and `others`: rows of position, time before, time, tag and value, tag 0 standing for missing
+    blocks. Returns the number of accesses and of others.
     """
     n = 0
     m = 0
-    now = np.uint64(start_ticks)
+    last = np.uint64(state[_TICKS])
     for b in range(words.shape[0]):
-        if not good[b]:
+        good[b] = False
+        header, check = words[b, WORD_HEADER], words[b, WORD_CHECK]
+        count: Integer = np.int64(check >> CHECK_COUNT_SHIFT & COUNT_MASK)
+        seq = np.int64(header & HEADER_SEQ_MASK)
+        gap = (seq - state[_SEQ]) & _SEQ_MASK if state[_SEQ] >= 0 else 0
+        if (
+            header >> HEADER_KIND_SHIFT != kind
+            or check & CHECK_CRC_MASK != crc[b]
+            or check >> TAG_SHIFT != TAG_CHECK
+            or check & CHECK_ZERO_MASK != 0
+            or count > BLOCK_RECORDS_MAX
+            or gap > _SEQ_MASK // 2
+            or words[b, WORD_TIME] < last
+        ):
+            state[_MISSING] += 1
             continue
-        if words[b, WORD_TIME] < now:
-            return n, m, now, b
-        if missing_before[b]:
-            others[m, 0] = n
-            others[m, 1] = now
-            others[m, 2] = words[b, WORD_TIME]
-            others[m, 3] = 0
-            others[m, 4] = missing_before[b]
-            m += 1
+        accesses, n_others = n, m
         now = words[b, WORD_TIME]
-        count = np.int64(words[b, WORD_CHECK] >> CHECK_COUNT_SHIFT & COUNT_MASK)
-        for i in range(WORD_FIRST_RECORD, WORD_FIRST_RECORD + count):
-            word = words[b, i]
-            tag = word >> TAG_SHIFT
-            if tag == TAG_ACCESS:
-                now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
-                time[n] = now
-                address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-                write[n] = (word >> ACCESS_WRITE_SHIFT) & ONE
-                n += 1
-            elif tag == TAG_TIME:
-                ticks = word & TIME_MASK
-                if ticks < now:
-                    return n, m, now, b
-                now = ticks
-            elif tag in (TAG_LOST, TAG_MARK):
-                others[m, 0] = n
-                others[m, 1] = now
-                now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
-                others[m, 2] = now
-                others[m, 3] = tag
-                others[m, 4] = word & EVENT_VALUE_MASK
-                m += 1
-            else:
-                return n, m, now, b
-        for i in range(WORD_FIRST_RECORD + count, WORD_CHECK):
-            if words[b, i]:
-                return n, m, now, b
-    return n, m, now, -1
+        # Blocks that were left out here are part of the gap.
+        missing = max(gap, state[_MISSING])
+        if missing:
+            others[m, 0] = n
+            others[m, 1] = last
+            others[m, 2] = now
+            others[m, 3] = 0
+            others[m, 4] = missing
+            m += 1
+        valid = True
+        end: Integer = WORD_FIRST_RECORD + count
+        for i in range(WORD_FIRST_RECORD, end, GROUP):
+            stop: Integer = min(i + GROUP, end)
+            all_accesses = True
+            for j in range(i, stop):
+                all_accesses &= words[b, j] >> TAG_SHIFT == TAG_ACCESS
+            if all_accesses:
+                for j in range(i, stop):
+                    word = words[b, j]
+                    now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+                    time[n + j - i] = now
+                    address[n + j - i] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+                    write[n + j - i] = word >> ACCESS_WRITE_SHIFT & ONE
+                n += stop - i
+                continue
+            for j in range(i, stop):
+                word = words[b, j]
+                tag = word >> TAG_SHIFT
+                if tag == TAG_ACCESS:
+                    now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+                    time[n] = now
+                    address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+                    write[n] = word >> ACCESS_WRITE_SHIFT & ONE
+                    n += 1
+                elif tag == TAG_TIME:
+                    valid &= word & TIME_MASK >= now
+                    now = word & TIME_MASK
+                elif tag in (TAG_LOST, TAG_MARK):
+                    others[m, 0] = n
+                    others[m, 1] = now
+                    now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
+                    others[m, 2] = now
+                    others[m, 3] = tag
+                    others[m, 4] = word & EVENT_VALUE_MASK
+                    m += 1
+                else:
+                    valid = False
+        padding = np.uint64(0)
+        for j in range(end, WORD_CHECK):
+            padding |= words[b, j]
+        if not valid or padding != 0:
+            n, m = accesses, n_others
+            state[_MISSING] += 1
+            continue
+        good[b] = True
+        last = now
+        state[_SEQ] = (seq + 1) & _SEQ_MASK
+        state[_MISSING] = 0
+    state[_TICKS] = np.int64(last)
+    return n, m

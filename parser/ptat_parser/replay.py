@@ -41,6 +41,7 @@ from ptat_parser.rpt import (
     TABLE,
     UNTRACED,
     WRITTEN,
+    Counts,
     Rpt,
     Tables,
 )
@@ -72,11 +73,12 @@ LAGS_ENOUGH = 64
 HOLD_S = 50e-6
 """A fault event waits so long for reads that the clocks may have put behind it."""
 
-HELD_BACK = 1 << 20
+HELD_BACK = 1 << 17
 """Records that wait for a fault event before they are handed on."""
 
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+_ONE = np.uint64(1)
 _U32 = np.int64(0xFFFF_FFFF)
 
 # Elements of the vector of counters that segments of a replay hand on.
@@ -110,6 +112,9 @@ LEAST_UNKNOWN = np.iinfo(np.int64).max
 # Columns of a page's statistics.
 P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES, P_STORES = range(8)
 PAGE_COLUMNS = 8
+
+GROUP = 128
+"""Accesses that are looked at together."""
 
 
 class _Output(NamedTuple):
@@ -148,6 +153,7 @@ class _Config(NamedTuple):
     line: int  # entries that one bus address stands for
     faults: bool
     entries: bool
+    records: bool  # are wanted, not only counted
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
 
@@ -157,7 +163,7 @@ class _Config(NamedTuple):
 
 @jit
 def _store(
-    level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, mapped: U8
+    level: Integer, slot: Integer, line: Integer, state: U32, pending: U8, mapped: U8
 ) -> None:
     """A store to the line of entries at `slot`."""
     if level == 1:
@@ -234,7 +240,7 @@ def _end_walk(
 
 
 @jit
-def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped: U8) -> Integer:
+def _candidates(slot: Integer, line: Integer, level: Integer, state: U32, mapped: U8) -> Integer:
     """Entries of the line that may have been read, as bits."""
     bits: Integer = 0
     for i in range(line):
@@ -443,6 +449,46 @@ def _unexplained(
 
 
 @jit
+def _known_reads(
+    time: U64,
+    address: U64,
+    write: npt.NDArray[np.bool_],
+    start: Integer,
+    stop: Integer,
+    quiet: Integer,
+    base: Integer,
+    size: Integer,
+    in_line: Integer,
+    leaf_slots: I64,
+    state: U32,
+    numbers: U32,
+    slots: U64,
+    known: U32,
+) -> bool:
+    """Whether accesses are what nearly all are: reads of PTEs that were read before.
+
+    Fills `slots` and `known` (numbers of pages). Each step is done for the whole group, so that
+    loads from tables that no cache holds overlap.
+    """
+    if quiet < time[stop - 1]:
+        return False
+    count = stop - start
+    other = False
+    for j in range(count):
+        offset = address[start + j] - base
+        leaf = leaf_slots[min(offset, size - _ONE) >> np.uint64(12)]
+        other |= write[start + j] | (offset >= size) | (leaf < 0)
+        slots[j] = np.uint64(max(leaf, 0)) | (offset >> np.uint64(3) & in_line)
+    if other:
+        return False
+    for j in range(count):
+        number = numbers[slots[j]]
+        other |= (number == 0) | (state[slots[j]] == EMPTY)
+        known[j] = number
+    return not other
+
+
+@jit
 def _replay(
     time: U64,
     address: U64,
@@ -467,7 +513,12 @@ def _replay(
     line, faults, entries = config.line, config.faults, config.entries
     levels, frames, parent_slots = t.level, t.frame, t.parent_slot
     state, owed, mapped = t.state, t.owed, t.mapped
-    numbers, last_read = t.page, t.last_read
+    numbers, last_read, misses, last_ticks = t.page, t.last_read, t.misses, t.last_ticks
+    leaf_slots = t.leaf_slot
+    keep = faults or config.records
+    in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
+    grouped = line == 1 or not entries  # else each read says which entries were mapped
+    slots, known = np.empty(GROUP, np.uint64), np.empty(GROUP, np.uint32)
     out_time, out_page, out_kind, out_previous = out.time, out.page, out.kind, out.previous
     first_output = out.first[0]
     n_output = count[N_OUTPUT]
@@ -475,82 +526,107 @@ def _replay(
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
 
-    for i in range(start, stop):
-        now = time[i]
-        if next_timed < now:
-            count[N_OUTPUT] = n_output
-            _timed_until(now, t, out, timed, pages, count, config)
-            next_timed = _timed_after(timed, count, config)
-        offset = address[i] - base
-        if offset >= size:
-            _unexplained(now, address[i], OUTSIDE_REGION, count, examples)
-            continue
-        page = np.int64(offset >> np.uint64(12))
-        frame = np.int64(frames[page])
-        level = levels[page]
-        slot = (frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -line
-        if write[i]:
-            if offset < marker_bytes:
-                continue
-            count[STORES] += 1
-            if frame < 0:
-                count[STORES_UNOWNED] += 1
-            else:
-                _store(t.store_level[page], slot, line, state, t.pending, mapped)
-                if numbers[slot] and t.level[page]:
-                    pages[numbers[slot], P_STORES] += 1
-            continue
-
-        if level == 1:
-            empty = state[slot] == EMPTY
-            kind = FAULT if empty else MISS
-            if pmd_line < 0:
-                lone_reads += 1
-            else:
-                _end_walk(pmd_line, parent_slots[frame], now, count, line)
-                pmd_line = -1
-        elif level == 2:
-            following, gap = after, after_ticks - np.int64(now)
-            if i + 1 < time.size:
-                following = _NO_ADDRESS if write[i + 1] else address[i + 1]
-                gap = np.int64(time[i + 1] - now)
-            kind, empty, goes_on = _pmd_kind(slot, gap, following, t, count, config)
-            count[WALKS_BROKEN] += pmd_line >= 0
-            count[WALKS_WHOLE] += not goes_on
-            pmd_line = slot if goes_on else -1
-            count[WALK_PMD_TICKS] = now
-        else:
-            reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
-            _unexplained(now, address[i], reason, count, examples)
-            continue
-
-        number = np.int64(numbers[slot])
-        if number == 0:
-            count[N_PAGES] += 1
-            number = count[N_PAGES]
-            numbers[slot] = number
-            pages[number, P_FIRST] = now
-            pages[number, P_RANGE] = t.range_of_frame[frame]
-            pages[number, P_ENTRY] = slot % ENTRIES
-        pages[number, P_LAST] = now
-
-        at = n_output - first_output
-        out_time[at] = now
-        out_page[at] = number
-        out_kind[at] = kind
-        n_output += 1
-        if kind == MISS:
-            pages[number, P_MISSES] += 1
-            if line > 1 and (entries or level == 2):
-                pages[number, P_CANDIDATES] |= _candidates(slot, line, level, state, mapped)
+    for first in range(start, stop, GROUP):
+        end = min(first + GROUP, stop)
+        if grouped and pmd_line < 0 and _known_reads(
+            time, address, write, first, end, next_timed, base, size, in_line, leaf_slots,
+            state, numbers, slots, known,
+        ):  # fmt: skip
+            count_known = end - first
+            for j in range(count_known):
+                misses[slots[j]] += 1
+                last_ticks[slots[j]] = np.int64(time[first + j])
+            if keep:
+                at = n_output - first_output
+                for j in range(count_known):
+                    out_time[at + j] = time[first + j]
+                    out_page[at + j] = known[j]
+                    out_kind[at + j] = MISS
             if faults:
-                out_previous[at] = last_read[slot]
-                last_read[slot] = n_output & _U32
-        elif kind == FAULT:
-            pages[number, P_FAULTED] += 1
-            if faults and empty and owed[slot] < 255:
-                owed[slot] += 1
-                t.owed_ticks[slot] = now
+                for j in range(count_known):
+                    out_previous[at + j] = last_read[slots[j]]
+                    last_read[slots[j]] = (n_output + j + 1) & _U32
+            n_output += count_known
+            lone_reads += count_known
+            continue
+
+        for i in range(first, end):
+            now = time[i]
+            if next_timed < now:
+                count[N_OUTPUT] = n_output
+                _timed_until(now, t, out, timed, pages, count, config)
+                next_timed = _timed_after(timed, count, config)
+            offset = address[i] - base
+            if offset >= size:
+                _unexplained(now, address[i], OUTSIDE_REGION, count, examples)
+                continue
+            page = np.int64(offset >> np.uint64(12))
+            frame = np.int64(frames[page])
+            level = levels[page]
+            slot = (frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -line
+            if write[i]:
+                if offset < marker_bytes:
+                    continue
+                count[STORES] += 1
+                if frame < 0:
+                    count[STORES_UNOWNED] += 1
+                else:
+                    _store(t.store_level[page], slot, line, state, t.pending, mapped)
+                    if numbers[slot] and t.level[page]:
+                        pages[numbers[slot], P_STORES] += 1
+                continue
+
+            if level == 1:
+                empty = state[slot] == EMPTY
+                kind = FAULT if empty else MISS
+                if pmd_line < 0:
+                    lone_reads += 1
+                else:
+                    _end_walk(pmd_line, parent_slots[frame], now, count, line)
+                    pmd_line = -1
+            elif level == 2:
+                following, gap = after, after_ticks - np.int64(now)
+                if i + 1 < time.size:
+                    following = _NO_ADDRESS if write[i + 1] else address[i + 1]
+                    gap = np.int64(time[i + 1] - now)
+                kind, empty, goes_on = _pmd_kind(slot, gap, following, t, count, config)
+                count[WALKS_BROKEN] += pmd_line >= 0
+                count[WALKS_WHOLE] += not goes_on
+                pmd_line = slot if goes_on else -1
+                count[WALK_PMD_TICKS] = now
+            else:
+                reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
+                _unexplained(now, address[i], reason, count, examples)
+                continue
+
+            number = np.int64(numbers[slot])
+            if number == 0:
+                count[N_PAGES] += 1
+                number = count[N_PAGES]
+                numbers[slot] = number
+                pages[number, P_FIRST] = now
+                pages[number, P_RANGE] = t.range_of_frame[frame]
+                pages[number, P_ENTRY] = slot % ENTRIES
+            last_ticks[slot] = now
+
+            at = n_output - first_output
+            if keep:
+                out_time[at] = now
+                out_page[at] = number
+                out_kind[at] = kind
+            n_output += 1
+            if kind == MISS:
+                misses[slot] += 1
+                if line > 1 and (entries or level == 2):
+                    pages[number, P_CANDIDATES] |= _candidates(slot, line, level, state, mapped)
+                if faults:
+                    out_previous[at] = last_read[slot]
+                    last_read[slot] = n_output & _U32
+            elif kind == FAULT:
+                pages[number, P_FAULTED] += 1
+                if faults and empty and owed[slot] < 255:
+                    owed[slot] += 1
+                    t.owed_ticks[slot] = now
     count[N_OUTPUT] = n_output
     count[WALK_PMD] = pmd_line
     count[WALKS_BROKEN] += lone_reads
@@ -587,7 +663,7 @@ def replay(
     log: KernelLog,
     placement: markers.Placement,
     clock: Clock,
-    sink: Callable[[Records], None],
+    sink: Callable[[Records], None] | None,
     *,
     faults: bool,
     entries: bool,
@@ -597,6 +673,7 @@ def replay(
 ) -> Replay:
     """Classify every access and hand the reads on to `sink`, in bus order.
 
+    The arrays that `sink` gets hold until it returns; without one, reads are only counted.
     `faults`, `entries`: these events were recorded, and may be relied on. `started`, `stopped`:
     the stream begins and ends with the recording, nothing is missing there.
     """
@@ -609,6 +686,7 @@ def replay(
         session.board.granularity_bytes // 8,
         faults,
         entries and session.board.granularity_bytes > 8,
+        sink is not None,
         int(session.channel.tick_hz * PATIENCE_S),
         np.uint64(session.channel.tick_hz * HOLD_S),
     )
@@ -624,6 +702,7 @@ def replay(
     count[LAG_LEAST] = count[RETRY_LEAST] = LEAST_UNKNOWN
     pages = np.zeros((1 << 16, PAGE_COLUMNS), np.int64)
     examples = np.zeros((EXAMPLES, 3), np.uint64)
+    keep = faults or sink is not None
     out = _output(0)
     done_accesses = 0
     done_blocks = 0
@@ -649,7 +728,8 @@ def replay(
             pages = np.concatenate(
                 [pages, np.zeros((len(pages) + accesses, PAGE_COLUMNS), np.int64)]
             )
-        out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
+        if keep:
+            out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
         start = 0
         for position, event in schedule.within(chunk, done_accesses):
             _replay(chunk.time, chunk.address, chunk.write, start, position, after, after_ticks,
@@ -662,6 +742,7 @@ def replay(
                 apply(events[event], at)
         _replay(chunk.time, chunk.address, chunk.write, start, accesses, after, after_ticks,
                 rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
+        _add(pages, rpt.counts())
         done_accesses += accesses
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
         progress("replaying", done_blocks, reader.blocks)
@@ -671,7 +752,9 @@ def replay(
         _timed_until(ticks[event], rpt.tables, out, timed, pages, count, config)
         apply(events[event], int(ticks[event]))
     _timed_until(_NEVER, rpt.tables, out, timed, pages, count, config)
-    _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
+    if sink is not None:
+        _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
+    _add(pages, rpt.all_counts())
     shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
     return Replay(
         rpt,
@@ -744,6 +827,12 @@ def _with_next(reader: BusReader) -> Iterator[tuple[Chunk, np.uint64, int]]:
         yield previous, _NO_ADDRESS, 0
 
 
+def _add(pages: I64, counts: list[Counts]) -> None:
+    for page, misses, last_ticks in counts:
+        np.add.at(pages[:, P_MISSES], page, misses)
+        np.maximum.at(pages[:, P_LAST], page, last_ticks)
+
+
 def _output(capacity: int) -> _Output:
     return _Output(
         np.zeros(1, np.int64),
@@ -755,18 +844,21 @@ def _output(capacity: int) -> _Output:
 
 
 def _make_room(
-    out: _Output, n_output: int, wanted: int, held_back: int, sink: Callable[[Records], None]
+    out: _Output,
+    n_output: int,
+    wanted: int,
+    held_back: int,
+    sink: Callable[[Records], None] | None,
 ) -> _Output:
-    """Hand on all but the last `held_back` records, and make room for `wanted` more."""
+    """Hand on all but the last `held_back` records if there is no room for `wanted` more."""
     used = n_output - int(out.first[0])
-    if used + wanted <= out.time.size and used <= 2 * held_back:
+    if used + wanted <= out.time.size:
         return out
     keep = min(held_back, used)
     leaving = used - keep
-    _hand_on(out, leaving, sink)
-    new = out
-    if 3 * held_back + wanted > out.time.size:
-        new = _output(3 * held_back + wanted)
+    if sink is not None:
+        _hand_on(out, leaving, sink)
+    new = out if keep + wanted <= out.time.size else _output(2 * held_back + 2 * wanted)
     for name in ("time", "page", "kind", "previous"):
         getattr(new, name)[:keep] = getattr(out, name)[leaving:used]
     new.first[0] = out.first[0] + leaving
@@ -775,8 +867,7 @@ def _make_room(
 
 def _hand_on(out: _Output, leaving: int, sink: Callable[[Records], None]) -> None:
     if leaving:
-        time, page, kind = out.time[:leaving], out.page[:leaving], out.kind[:leaving]
-        sink(Records(time.copy(), page - np.uint32(1), kind.copy()))
+        sink(Records(out.time[:leaving], out.page[:leaving] - np.uint32(1), out.kind[:leaving]))
 
 
 def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _Timed:

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
+from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.replay import Records, Replay, replay
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
@@ -41,6 +42,9 @@ VERSION = 1
 
 PART_ROWS = 1 << 26
 """Rows of one Parquet file."""
+
+GROUP_ROWS = 1 << 20
+"""Rows of one row group, written at a time."""
 
 KIND_FAULT = replaying.FAULT
 KIND_PMD_READ = replaying.PMD_READ
@@ -175,20 +179,15 @@ def _parse_into(
     # Narrowing by entries that are mapped is only right if none of their events is missing.
     entries = events.issuperset(ENTRY_EVENTS) and not log.lost_events
 
-    totals = np.zeros(3, np.int64)
-    with _Writer(directory, fitted, write=not counts_only) as writer:
-
-        def sink(records: Records) -> None:
-            totals[:] += np.bincount(records.kind, minlength=3)
-            writer.write(records)
-
+    with contextlib.ExitStack() as stack:
+        writer = None if counts_only else stack.enter_context(_Writer(directory, fitted))
         done = replay(
             session,
             reader,
             log,
             placement,
             fitted,
-            sink,
+            writer.write if writer else None,
             faults=faults,
             entries=entries,
             started=found.started,
@@ -197,44 +196,44 @@ def _parse_into(
         )
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
     pq.write_table(pages, directory / "pages.parquet", compression="zstd")
-    summary = _summary(session, found, log, placement, fitted, done, pages, totals, faults)
+    summary = _summary(session, found, log, placement, fitted, done, pages, faults)
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
+
+
+class _Columns(NamedTuple):
+    """Room for the rows of a row group; misses have no kind."""
+
+    time: npt.NDArray[np.int64]
+    page: npt.NDArray[np.uint32]
+    kind: npt.NDArray[np.uint8]
 
 
 class _Writer:
     """Writes records to Parquet in a thread of its own, in bounded memory."""
 
-    _MISSES = pa.schema([("time", pa.int64()), ("page", pa.uint32())])
-    _OTHERS = pa.schema([("time", pa.int64()), ("page", pa.uint32()), ("kind", pa.uint8())])
-    _PENDING_MAX = 3
-
-    def __init__(self, directory: Path, fitted: Clock, *, write: bool) -> None:
+    def __init__(self, directory: Path, fitted: Clock) -> None:
         self._clock = fitted
-        self._write = write
         self._pool = ThreadPoolExecutor(1)
-        self._pending: list[Future[None]] = []
-        if write:
-            self._misses = _Parts(directory / "misses", self._MISSES)
-            self._others = _Parts(directory / "other", self._OTHERS)
+        self._misses = _Parts(directory / "misses", _MISSES, self._pool)
+        self._others = _Parts(directory / "other", _OTHERS, self._pool)
 
     def __enter__(self) -> _Writer:
         return self
 
     def write(self, records: Records) -> None:
-        """Queue records; waits while too many are queued."""
-        if not self._write:
-            return
-        self._pending.append(self._pool.submit(self._write_now, records))
-        if len(self._pending) > self._PENDING_MAX:
-            self._pending.pop(0).result()
-
-    def _write_now(self, records: Records) -> None:
-        time = self._clock.to_ns(records.time)
-        is_miss = records.kind == replaying.MISS
-        is_other = ~is_miss
-        self._misses.write([time[is_miss], records.page[is_miss]])
-        self._others.write([time[is_other], records.page[is_other], records.kind[is_other]])
+        """Take records over; waits while too many are not yet written."""
+        misses, others = self._misses, self._others
+        time_ns = self._clock.to_ns(records.time)
+        start = 0
+        while start < time_ns.size:
+            start, misses.rows, others.rows = _split(
+                time_ns, records.page, records.kind, start,
+                misses.columns, misses.rows, others.columns, others.rows,
+            )  # fmt: skip
+            for parts in (misses, others):
+                if parts.rows == GROUP_ROWS:
+                    parts.flush()
 
     def __exit__(
         self,
@@ -244,48 +243,113 @@ class _Writer:
     ) -> None:
         whole = False
         try:
-            for future in self._pending:
-                future.result()
-            whole = error is None
+            if error is None:
+                for parts in (self._misses, self._others):
+                    parts.flush()
+                    parts.wait()
+                whole = True
         finally:
             self._pool.shutdown()
             # Files that could not be written cannot be finished either: the first error counts.
             with contextlib.nullcontext() if whole else contextlib.suppress(Exception):
-                self._close()
+                self._misses.close()
+                self._others.close()
 
-    def _close(self) -> None:
-        if self._write:
-            self._misses.close()
-            self._others.close()
+
+@jit
+def _split(
+    time: npt.NDArray[np.int64],
+    page: npt.NDArray[np.uint32],
+    kind: npt.NDArray[np.uint8],
+    start: Integer,
+    miss: _Columns,
+    misses: Integer,
+    other: _Columns,
+    others: Integer,
+) -> tuple[Integer, Integer, Integer]:
+    """Append records from `start` on to the columns of their kind, until one is full.
+
+    Returns how far it came and the rows now used of both.
+    """
+    for i in range(start, time.size):
+        if misses == miss.time.size or others == other.time.size:
+            return i, misses, others
+        if kind[i] == replaying.MISS:
+            miss.time[misses] = time[i]
+            miss.page[misses] = page[i]
+            misses += 1
+        else:
+            other.time[others] = time[i]
+            other.page[others] = page[i]
+            other.kind[others] = kind[i]
+            others += 1
+    return time.size, misses, others
+
+
+def _schema(**types: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in types.items()])
+
+
+_MISSES = _schema(time=pa.int64(), page=pa.uint32())
+_OTHERS = _schema(time=pa.int64(), page=pa.uint32(), kind=pa.uint8())
 
 
 class _Parts:
-    """A directory of Parquet files of at most `PART_ROWS` rows, one schema."""
+    """A directory of Parquet files of at most `PART_ROWS` rows, one schema.
 
-    def __init__(self, directory: Path, schema: pa.Schema) -> None:
+    `columns` are filled by the owner, up to `rows`; `flush` writes them as a row group while the
+    owner fills others.
+    """
+
+    def __init__(self, directory: Path, schema: pa.Schema, pool: ThreadPoolExecutor) -> None:
         directory.mkdir()
         self._directory = directory
         self._schema = schema
+        self._pool = pool
+        self._pending: Future[None] | None = None
+        self.columns, self._spare = (
+            _Columns(
+                np.empty(GROUP_ROWS, np.int64),
+                np.empty(GROUP_ROWS, np.uint32),
+                np.empty(GROUP_ROWS if "kind" in schema.names else 0, np.uint8),
+            )
+            for _ in range(2)
+        )
+        self.rows = 0
         self._number = 0
-        self._rows = 0
+        self._rows_of_part = 0
         self._open()
+
+    def flush(self) -> None:
+        """Write the columns, in the pool; wait until those before are written."""
+        self.wait()
+        if self.rows:
+            columns = self.columns[: len(self._schema)]
+            filled = [column[: self.rows] for column in columns]
+            self._pending = self._pool.submit(self.write, filled)
+            self.columns, self._spare = self._spare, self.columns
+            self.rows = 0
 
     def write(self, columns: list[npt.NDArray[Any]]) -> None:
         """Append rows, a row group of their own."""
-        if not columns[0].size:
-            return
-        if self._rows >= PART_ROWS:
+        if self._rows_of_part >= PART_ROWS:
             self._file.close()
             self._number += 1
-            self._rows = 0
+            self._rows_of_part = 0
             self._open()
         arrays = [pa.array(column) for column in columns]
         self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows += columns[0].size
+        self._rows_of_part += columns[0].size
 
     def close(self) -> None:
         """Finish the last file."""
         self._file.close()
+
+    def wait(self) -> None:
+        """Wait until what was flushed is written."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
 
     def _open(self) -> None:
         # Times grow slowly: differences. Page numbers: equal bytes side by side compress.
@@ -349,10 +413,11 @@ def _summary(
     fitted: Clock,
     done: Replay,
     pages: pa.Table,
-    totals: npt.NDArray[np.int64],
     faults: bool,
 ) -> dict[str, Any]:
     count = done.counters
+    misses = int(done.pages[:, replaying.P_MISSES].sum())
+    faulted = int(done.pages[:, replaying.P_FAULTED].sum())
     losses = {
         "accesses": found.losses.accesses,
         "blocks": found.losses.blocks,
@@ -375,9 +440,9 @@ def _summary(
         "granularity_bytes": session.board.granularity_bytes,
         "levels": session.region.levels,
         "totals": {
-            "misses": int(totals[replaying.MISS]),
-            "faulted": int(totals[replaying.FAULT]),
-            "pmd_reads": int(totals[replaying.PMD_READ]),
+            "misses": misses,
+            "faulted": faulted,
+            "pmd_reads": int(count[replaying.N_OUTPUT]) - misses - faulted,
             "stores": int(count[replaying.STORES]),
             "accesses": found.accesses,
             "pages": int(np.count_nonzero(done.pages[:, replaying.P_MISSES])),
@@ -394,7 +459,7 @@ def _summary(
             "of_other_entries": int(count[replaying.FAULTS_MATCHED]),
             "without_leaf_entry": int(count[replaying.FAULTS_NO_LEAF]),
             "unmatched": int(count[replaying.FAULTS_UNMATCHED]),
-            "without_event": int(totals[replaying.FAULT])
+            "without_event": faulted
             - int(count[replaying.FAULTS_EMPTY] + count[replaying.FAULTS_MATCHED])
             if faults
             else 0,

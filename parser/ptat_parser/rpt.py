@@ -13,7 +13,7 @@ them. Slot indices below are ``frame × 512 + index in the table``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,35 +67,62 @@ class Range(NamedTuple):
     level: int
 
 
+class Counts(NamedTuple):
+    """Numbers of pages, misses of each, and when the last read of it was (ticks)."""
+
+    page: npt.NDArray[np.uint32]
+    misses: npt.NDArray[np.int64]
+    last_ticks: npt.NDArray[np.int64]
+
+
 class Tables(NamedTuple):
     """The arrays that replay's inner loop needs.
 
     One element for each page of the region: `level` and `store_level` (uint8), what reads and
-    stores of it mean (stores begin when the page is handed out, before it is linked), and
-    `frame` (int32). For each frame: `range_of_frame` (int32) and `parent_slot` (int64), -1
-    for none. For each range: `page_of_range` (int32), the region's page that serves it now, or
-    -1. For each slot: its `state`; the state that a store will bring (`pending`); reads that
-    faulted and whose event has not come yet (`owed`), and when the last of them was
-    (`owed_ticks`, uint64); whether its entry is `mapped` (all
-    uint8); the number of its `page`, and the `last_read` of it that was a miss (uint32).
+    stores of it mean (stores begin when the page is handed out, before it is linked),
+    `frame` (int32) and, of tables of PTEs, their first slot (`leaf_slot`, int64), else -1. For each
+    frame: `range_of_frame` (int32) and `parent_slot` (int64), -1 for none. For each range:
+    `page_of_range` (int32), the region's page that serves it now, or -1. For each slot: the state
+    that a store will bring (`pending`); reads that faulted and whose event has not come yet
+    (`owed`), and when the last of them was (`owed_ticks`, uint64); whether its entry is `mapped`
+    (all uint8). Side by side in `each_read`, for they are used at each read of a slot: its `state`,
+    the number of its `page`, the `last_read` of it that was a miss (uint32), how many `misses`
+    there were of that page, and when the last read was (`last_ticks`, int64).
     """
 
     level: npt.NDArray[np.uint8]
     store_level: npt.NDArray[np.uint8]
     frame: npt.NDArray[np.int32]
+    leaf_slot: npt.NDArray[np.int64]
     range_of_frame: npt.NDArray[np.int32]
     parent_slot: npt.NDArray[np.int64]
     page_of_range: npt.NDArray[np.int32]
-    state: npt.NDArray[np.uint8]
     pending: npt.NDArray[np.uint8]
     owed: npt.NDArray[np.uint8]
     owed_ticks: npt.NDArray[np.uint64]
     mapped: npt.NDArray[np.uint8]
+    each_read: npt.NDArray[np.void]
+    state: npt.NDArray[np.uint32]
     page: npt.NDArray[np.uint32]
     last_read: npt.NDArray[np.uint32]
+    misses: npt.NDArray[np.int64]
+    last_ticks: npt.NDArray[np.int64]
 
 
-_PER_SLOT = ("state", "pending", "owed", "owed_ticks", "mapped", "page", "last_read")
+_PER_SLOT = ("pending", "owed", "owed_ticks", "mapped", "each_read")
+_EACH_READ = np.dtype(
+    {
+        "names": ["state", "page", "last_read", "misses", "last_ticks"],
+        "formats": ["<u4", "<u4", "<u4", "<i8", "<i8"],
+        "offsets": [0, 4, 8, 16, 24],
+        "itemsize": 32,  # half a line of a cache
+    }
+)
+_FRAMES = 64
+
+
+def _columns(each_read: npt.NDArray[np.void]) -> dict[str, npt.NDArray[Any]]:
+    return {name: each_read[name] for name in _EACH_READ.names or ()}
 
 
 @dataclass
@@ -120,22 +147,24 @@ class Rpt:
         # Since the last loss: slots of PMD entries about to change, pages that got a table.
         self._announced: set[int] = set()
         self._handed_out: set[int] = set()
+        self._retired: list[Counts] = []
         # Page numbers of a range's entries while no page of the region serves it.
         self._parked: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]] = {}
+        each_read = np.zeros(_FRAMES * ENTRIES, _EACH_READ)
         self.tables = Tables(
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),
             frame=np.full(pages, -1, np.int32),
-            range_of_frame=np.full(64, -1, np.int32),
-            parent_slot=np.full(64, -1, np.int64),
-            page_of_range=np.full(64, -1, np.int32),
-            state=np.zeros(64 * ENTRIES, np.uint8),
-            pending=np.zeros(64 * ENTRIES, np.uint8),
-            owed=np.zeros(64 * ENTRIES, np.uint8),
-            owed_ticks=np.zeros(64 * ENTRIES, np.uint64),
-            mapped=np.zeros(64 * ENTRIES, np.uint8),
-            page=np.zeros(64 * ENTRIES, np.uint32),
-            last_read=np.zeros(64 * ENTRIES, np.uint32),
+            leaf_slot=np.full(pages, -1, np.int64),
+            range_of_frame=np.full(_FRAMES, -1, np.int32),
+            parent_slot=np.full(_FRAMES, -1, np.int64),
+            page_of_range=np.full(_FRAMES, -1, np.int32),
+            pending=np.zeros(_FRAMES * ENTRIES, np.uint8),
+            owed=np.zeros(_FRAMES * ENTRIES, np.uint8),
+            owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
+            mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
+            each_read=each_read,
+            **_columns(each_read),
         )
 
     def mm_index(self, mm: int) -> int:
@@ -237,7 +266,8 @@ class Rpt:
         old = getattr(self.tables, name)
         new = np.full(2 * old.size, fill, old.dtype) if fill else np.zeros(2 * old.size, old.dtype)
         new[: old.size] = old
-        self.tables = self.tables._replace(**{name: new})
+        columns = _columns(new) if name == "each_read" else {}
+        self.tables = self.tables._replace(**{name: new}, **columns)
 
     def _slots(self, page: int) -> slice:
         start = int(self.tables.frame[page]) * ENTRIES
@@ -285,6 +315,7 @@ class Rpt:
             self._slot_outside[page] = slot_address
         self.tables.level[page] = self.tables.store_level[page] = level
         self._handed_out.add(page)
+        self.tables.leaf_slot[page] = self._slots(page).start if level == 1 else -1
         self.tables.parent_slot[self.tables.frame[page]] = parent_slot
         self._own(page, self.range_index(mm_index, base, level))
 
@@ -314,6 +345,7 @@ class Rpt:
         if old == range_:
             return
         numbers = self.tables.page[self._slots(page)]
+        self._retire(self._slots(page))
         if old >= 0:
             if self.tables.page_of_range[old] == page:
                 self.tables.page_of_range[old] = -1
@@ -330,6 +362,23 @@ class Rpt:
             numbers[:] = self.tables.page[former * ENTRIES : (former + 1) * ENTRIES]
         self._frame_of_range[range_] = frame
         self.tables.range_of_frame[frame] = range_
+
+    def counts(self) -> list[Counts]:
+        """What was counted since the last call of slots that are now of other pages."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def all_counts(self) -> list[Counts]:
+        """What was counted since the last call of `counts`, of all slots."""
+        self._retire(slice(0, self._frames * ENTRIES))
+        return self.counts()
+
+    def _retire(self, slots: slice) -> None:
+        rows = self.tables.each_read[slots]
+        used = rows[rows["page"] != 0]
+        if used.size:
+            self._retired.append(Counts(used["page"], used["misses"], used["last_ticks"]))
+            rows["misses"] = rows["last_ticks"] = 0
 
     def _park(
         self, range_: int, index: npt.NDArray[np.int64], values: npt.NDArray[np.uint32]

@@ -75,16 +75,19 @@ def survey(reader: BusReader, region: Region, progress: Progress = no_progress) 
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
     found = Survey(_no_stores())
     position, time, slot, after_loss = [], [], [], []
-    inside = 0
+    inside = False
     loss_pending = False
     done_blocks = 0
     for chunk in reader:
-        offset = chunk.address - base
-        inside += int(np.count_nonzero(offset < np.uint64(region.size_bytes)))
-        rows = np.flatnonzero(chunk.write & (offset < marker_bytes))
+        if not inside:
+            inside = bool(np.any(chunk.address - base < np.uint64(region.size_bytes)))
+        rows = np.flatnonzero(chunk.write)
+        offset = chunk.address[rows] - base
+        rows = rows[offset < marker_bytes]
+        offset = offset[offset < marker_bytes]
         position.append(rows + found.accesses)
         time.append(chunk.time[rows])
-        slot.append((offset[rows] // np.uint64(region.marker_stride_bytes)).astype(np.int64))
+        slot.append((offset // np.uint64(region.marker_stride_bytes)).astype(np.int64))
         lost_before = np.zeros(rows.size + 1, np.bool_)
         lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
         lost_before[0] |= loss_pending

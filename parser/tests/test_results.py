@@ -19,7 +19,8 @@ def test_files_and_columns(session):
     path = session(steps=200)
     found = parse(path)
     misses = pq.read_table(path / "results" / "misses")
-    assert misses.schema.equals(pa.schema([("time", pa.int64()), ("page", pa.uint32())]))
+    columns = [("time", pa.int64()), ("page", pa.uint32())]
+    assert misses.schema.equals(pa.schema([pa.field(*c, nullable=False) for c in columns]))
     other = pq.read_table(path / "results" / "other")
     assert other.schema.names == ["time", "page", "kind"]
     assert set(other["kind"].to_pylist()) == {1, 2}
@@ -74,6 +75,7 @@ def test_encodings(session):
 
 def test_parts(session, monkeypatch):
     monkeypatch.setattr(results, "PART_ROWS", 100)
+    monkeypatch.setattr(results, "GROUP_ROWS", 20)
     monkeypatch.setattr(results.replaying, "HELD_BACK", 20)
     monkeypatch.setattr("ptat_parser.blocks.CHUNK_BLOCKS", 1)
     path = session(steps=2000)
