@@ -514,10 +514,6 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # ptat stat ----------------------------------------------------------------------------------------
 
 
@@ -584,3 +580,7 @@ def _stat(arguments: argparse.Namespace) -> int:
 def _text_of(name: str) -> str:
     data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     return data.decode(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
