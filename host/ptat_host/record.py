@@ -122,6 +122,7 @@ def record(board: Board, request: RecordRequest) -> RecordResult:
     content["command"]["exit_status"] = result.exit_status
     for key in ("board", "region", "kernel", "cpu"):
         content[key].update(result.metadata.get(key, {}))
+    session.seal(content, request.session_dir)
     description.finish()
     return result
 

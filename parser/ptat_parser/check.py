@@ -409,6 +409,7 @@ def _scan(
 def _check_log(session: Session, report: Report) -> KernelLog | None:
     current = report.begin("kernel log", "whole pages, each sequence number once")
     try:
+        session.check_files()
         return kernel_log.read_kernel_log(session.kernel_path)
     except PtatError as error:
         report.violated(current, error.message, session.kernel_path.name)

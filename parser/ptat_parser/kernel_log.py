@@ -86,6 +86,26 @@ TIMED_KINDS = FAULT_EVENTS + ENTRY_EVENTS
 
 FAULT, ENTRY_SET, ENTRY_CLEAR = range(len(TIMED_KINDS))
 
+_ENTRY_FIELDS = ("mm", "slot_pa", "va", "entry")
+_NEEDED = {
+    "ptat_mm_attach": ("seq", "mm", "pgd", "tgid", "why", "comm"),
+    "ptat_mm_exit": ("seq", "mm"),
+    "ptat_table_alloc": ("seq", "mm", "pa", "level"),
+    "ptat_table_link": ("seq", "mm", "pa", "slot_pa", "va", "level"),
+    "ptat_table_move": ("seq", "mm", "pa", "va", "level"),
+    "ptat_table_free": ("seq", "mm", "pa"),
+    "ptat_leaf_set": ("seq", *_ENTRY_FIELDS),
+    "ptat_leaf_clear": ("seq", *_ENTRY_FIELDS),
+    "ptat_marker": ("seq", "cookie"),
+    "ptat_fault": ("mm", "va"),
+    "ptat_pte_set": _ENTRY_FIELDS,
+    "ptat_pte_clear": _ENTRY_FIELDS,
+}
+"""Fields that each event must have; others may come and go."""
+
+_LEVELS = (1, 2)
+
+_PAGE_BYTES_MAX = 1 << 20
 _MISSED_EVENTS = 1 << 31
 _MISSED_STORED = 1 << 30
 _SIZE_MASK = (1 << 20) - 1
@@ -145,11 +165,17 @@ def _fields(text: str) -> dict[str, _Field]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="ascii")
     except FileNotFoundError:
         raise ParseError(
             f"{path}: missing: the kernel's log cannot be read without it", "record again"
         ) from None
+    except UnicodeDecodeError:
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path, problem: str = "damaged") -> ParseError:
+    return ParseError(f"{path}: {problem}", "restore the file, or record again")
 
 
 def _read_format(path: Path) -> _Format:
@@ -159,6 +185,17 @@ def _read_format(path: Path) -> _Format:
     fields = _fields(text)
     if not name or not number or "common_type" not in fields:
         raise ParseError(f"{path}: not the format of a trace event", "record again")
+    if name[1] != path.name:
+        raise _damaged(path, f"the format of {name[1]}")
+    missing = [field for field in _NEEDED.get(path.name, ()) if field not in fields]
+    if missing:
+        raise ParseError(
+            f"{path}: no field {', '.join(missing)}: of another version of the kernel patch",
+            "use the ptat that goes with that kernel, or record again",
+        )
+    for field_name, field in fields.items():
+        if field.size not in (1, 2, 4, 8) and field_name != "comm":
+            raise _damaged(path, f"field {field_name} has {field.size} bytes")
     return _Format(name[1], int(number[1]), fields)
 
 
@@ -175,6 +212,9 @@ class _Layout:
             self.page_bytes = self.data + page["data"].size
         except KeyError as error:
             raise ParseError(f"{directory}/header_page: no field {error}") from None
+        fits = self.timestamp + 8 <= self.data and self.commit + self.commit_bytes <= self.data
+        if not fits or self.commit_bytes not in (4, 8) or self.page_bytes > _PAGE_BYTES_MAX:
+            raise _damaged(directory / "header_page")
         header = _read_text(directory / "header_event")
         codes = dict(re.findall(r"(padding|time_extend|time_stamp)\s*: type ==\s*(\d+)", header))
         wanted = {"padding": "29", "time_extend": "30", "time_stamp": "31"}
@@ -189,6 +229,23 @@ class _Layout:
             raise ParseError(
                 f"{directory}: no format of {', '.join(missing)}",
                 "the kernel lacks PTAT, or the session is incomplete: record again",
+            )
+        if len({format.id for format in self.formats.values()}) < len(self.formats):
+            raise _damaged(directory, "two events have one number")
+
+    def check(self, path: Path, kind: npt.NDArray[np.uint16], size_bytes: I64) -> None:
+        """Each event must be one of ours, and as long as its format says."""
+        smallest = np.full(1 << 16, np.iinfo(np.int64).max)
+        for format in self.formats.values():
+            ends = [field.offset + field.size for field in format.fields.values()]
+            smallest[format.id & 0xFFFF] = max(ends)
+        wrong = np.flatnonzero(size_bytes < smallest[kind])
+        if wrong.size:
+            event = wrong[0]
+            raise _damaged(
+                path,
+                f"event {event} has type {kind[event]} and {size_bytes[event]} bytes,"
+                " which is not what the formats say",
             )
 
 
@@ -211,14 +268,15 @@ def _scan_pages(
     type_at: Integer,
     type_bytes: Integer,
     offset: I64,
+    size: I64,
     time: U64,
     kind: npt.NDArray[np.uint16],
 ) -> tuple[Integer, Integer, Integer, Integer]:
     """Find the events of whole pages.
 
-    Fills `offset` (of the event's fields in `data`), `time` (clock cycles) and `kind` (the
-    event's type). Returns the number of events, the missed events that the pages count, the
-    pages that only say that some were missed, and the first malformed page, or -1.
+    Fills `offset` (of the event's fields in `data`), their `size` in bytes, `time` (clock cycles)
+    and `kind` (the event's type). Returns the number of events, the missed events that the pages
+    count, the pages that only say that some were missed, and the first malformed page, or -1.
     """
     n = 0
     missed = np.int64(0)
@@ -268,9 +326,10 @@ def _scan_pages(
                 else:
                     fields = at + 4
                     at += 4 + 4 * np.int64(code)
-                if at > end or fields + type_at + type_bytes > end:
+                if at > end or fields + type_at + type_bytes > at:
                     return n, missed, missed_uncounted, page
                 offset[n] = fields
+                size[n] = at - fields
                 time[n] = now
                 kind[n] = _load(data, fields + type_at, type_bytes)
                 n += 1
@@ -327,14 +386,10 @@ def _scan_cpu(
             "record again",
         )
     data: U8 = np.fromfile(path, np.uint8)
-    # The smallest event that counts is its header and a common_type; ours are larger.
     common = next(iter(layout.formats.values())).fields["common_type"]
-    smallest = 4 + min(
-        max(field.offset + field.size for field in layout.formats[name].fields.values())
-        for name in layout.formats
-    )
-    capacity = size_bytes // min(smallest, 16) + 1
+    capacity = size_bytes // 8 + 1  # no event is smaller than its header and 4 bytes
     offset = np.empty(capacity, np.int64)
+    size = np.empty(capacity, np.int64)
     time = np.empty(capacity, np.uint64)
     kind = np.empty(capacity, np.uint16)
     n, missed, uncounted, bad_page = _scan_pages(
@@ -347,21 +402,17 @@ def _scan_cpu(
         common.offset,
         common.size,
         offset,
+        size,
         time,
         kind,
     )
     if bad_page >= 0:
-        raise ParseError(
-            f"{path}: page {bad_page} at byte {bad_page * layout.page_bytes}: damaged",
-            "restore the file, or record again",
-        )
+        raise _damaged(path, f"page {bad_page} at byte {bad_page * layout.page_bytes}: damaged")
     stats = _read_stats(path.with_suffix(".stats"))
     read = stats.get("read events")
     if read is not None and read != n:
-        raise ParseError(
-            f"{path}: truncated or damaged: {n} events, of which the kernel wrote {read}",
-            "restore the file, or record again",
-        )
+        raise _damaged(path, f"truncated or damaged: {n} events, of which the kernel wrote {read}")
+    layout.check(path, kind[:n], size[:n])
     dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))
     lost = max(dropped, missed + uncounted)
     gaps = _gaps(data, layout) if missed + uncounted else []
@@ -418,7 +469,11 @@ def read_kernel_log(directory: Path) -> KernelLog:
         cpu, lost, when = _scan_cpu(path, int(match[1]), layout)
         lost_events += lost
         gaps += when
-        tables.append(_table_events(cpu, layout))
+        events = _table_events(cpu, layout)
+        leveled = np.isin(events["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
+        if not np.isin(events["level"][leveled], _LEVELS).all():
+            raise _damaged(path, "damaged: a table of an unknown level")
+        tables.append(events)
         timed.append(_timed_events(cpu, layout))
 
     table = np.concatenate(tables)

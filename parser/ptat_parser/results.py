@@ -149,6 +149,7 @@ def load(directory: Path, *, progress: Progress = no_progress) -> Results:
 def _parse_into(
     directory: Path, session: Session, salvage: bool, counts_only: bool, progress: Progress
 ) -> dict[str, Any]:
+    session.check_files()
     log = kernel_log.read_kernel_log(session.kernel_path)
     channel = session.channel
     reader = BusReader(

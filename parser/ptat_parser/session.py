@@ -8,6 +8,7 @@ newer host may write more than this parser knows.
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +72,13 @@ class Kernel(msgspec.Struct, frozen=True):
     warnings: list[str] = []
 
 
+class FileSum(msgspec.Struct, frozen=True):
+    """Size and CRC-32 of a file of the session."""
+
+    bytes: int
+    crc32: int
+
+
 class _Description(msgspec.Struct, frozen=True):
     board: Board
     region: Region
@@ -81,6 +89,36 @@ class _Description(msgspec.Struct, frozen=True):
     created_utc: str = ""
     cpu: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    files: dict[str, FileSum] = {}
+    crc32: int | None = None
+
+
+def seal(content: dict[str, Any], directory: Path) -> None:
+    """Add checksums to a session's description: of the kernel's log, the counters, and itself.
+
+    The capture's blocks have their own.
+    """
+    files = [*(directory / "kernel").rglob("*"), directory / "counters.json"]
+    content["files"] = {
+        str(file.relative_to(directory)): {"bytes": file.stat().st_size, "crc32": _file_crc32(file)}
+        for file in sorted(files)
+        if file.is_file()
+    }
+    content["crc32"] = _crc32(content)
+
+
+def _crc32(content: dict[str, Any]) -> int:
+    """CRC-32 of the description without its own, as JSON with sorted keys and no blanks."""
+    rest = {key: value for key, value in content.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _file_crc32(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            crc = zlib.crc32(data, crc)
+    return crc
 
 
 class Session:
@@ -99,6 +137,7 @@ class Session:
     created_utc: str
     cpu: dict[str, Any]
     options: dict[str, Any]
+    files: dict[str, FileSum]
 
     def __init__(self, path: Path) -> None:
         description = _read(path)
@@ -112,6 +151,7 @@ class Session:
         self.created_utc = description.created_utc
         self.cpu = description.cpu
         self.options = description.options
+        self.files = description.files
         self._check()
 
     @property
@@ -143,6 +183,23 @@ class Session:
     def results_path(self) -> Path:
         """Directory that the parser writes."""
         return self.path / "results"
+
+    def check_files(self) -> None:
+        """Raise `SessionError` if a file is not what was recorded."""
+        for name, recorded in self.files.items():
+            path = self.path / name
+            if not path.is_file() or not path.resolve().is_relative_to(self.path.resolve()):
+                continue  # whoever needs it says so
+            size_bytes = path.stat().st_size
+            problem = None
+            if size_bytes != recorded.bytes:
+                problem = f"truncated: it has {size_bytes} of {recorded.bytes} bytes"
+                if size_bytes > recorded.bytes:
+                    problem = f"it has {size_bytes} bytes, {recorded.bytes} were recorded"
+            elif _file_crc32(path) != recorded.crc32:
+                problem = "damaged: its CRC is not that of what was recorded"
+            if problem:
+                raise SessionError(f"{path}: {problem}", "restore the file, or record again")
 
     def _check(self) -> None:
         where = self.path / "session.json"
@@ -191,10 +248,16 @@ def _read(path: Path) -> _Description:
             "use the ptat that recorded it, or record again",
         )
     try:
-        return msgspec.convert(fields, _Description)
+        description = msgspec.convert(fields, _Description)
     except msgspec.ValidationError as error:
         if fields.get("complete") is False and not fields.get("region"):
             raise SessionError(
                 f"{path}: nothing was recorded: {fields.get('incomplete_reason')}", "record again"
             ) from None
         raise SessionError(f"{where}: {error}", "record again") from None
+    if description.crc32 not in (None, _crc32(fields)):
+        raise SessionError(
+            f"{where}: changed since it was recorded: its CRC is wrong",
+            "restore the file; if you changed it on purpose, remove its key crc32",
+        )
+    return description

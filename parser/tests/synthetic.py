@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ptat_parser import truth, wire
 from ptat_parser.blocks import BlockWriter
+from ptat_parser.session import seal
 
 REGION_BASE = 0x4000_0000
 ELSEWHERE = 0x1_2345_6000  # of a table outside the region
@@ -538,7 +539,9 @@ class Machine:
         entry = table.entries.get(va >> 21 & 511) if table else None
         return isinstance(entry, Table) and (va >> 12 & 511) in entry.entries
 
-    def write(self, path: Path, marks: Sequence[tuple[wire.Mark, int]] = ()) -> Path:
+    def write(
+        self, path: Path, marks: Sequence[tuple[wire.Mark, int]] = (), sealed: bool = False
+    ) -> Path:
         """Write the session directory; `marks` (code, argument) follow START."""
         kernel = path / "kernel"
         formats = kernel / "formats"
@@ -568,7 +571,10 @@ class Machine:
             writer.mark(self.now + 10, wire.Mark.STOP)
         pack = struct.Struct("<QQIBBBB").pack
         (path / "truth.0.bin").write_bytes(b"".join(pack(*row) for row in self.truth))
-        (path / "session.json").write_text(json.dumps(self.description()))
+        description = self.description()
+        if sealed:
+            seal(description, path)
+        (path / "session.json").write_text(json.dumps(description))
         return path
 
     def description(self) -> dict[str, object]:
