@@ -175,6 +175,12 @@ def _parse_into(
         channel.tick_hz,
         session.kernel.tsc_hz,
     )
+    if fitted.residual_ns > clock.DELAY_MAX_NS:
+        raise BadInput(
+            f"{session.path}: capture and kernel log are not of one recording: markers and their"
+            f" events are {fitted.residual_ns / 1e6:.1f} ms apart",
+            "restore the files, or record again",
+        )
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)
     # Narrowing by entries that are mapped is only right if none of their events is missing.
