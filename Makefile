@@ -13,6 +13,7 @@ help:
 	@echo 'make test         lint and all tests (boots the patched kernel in QEMU)'
 	@echo 'make check-exact  every workload against the ground truth; SIZE=small|full'
 	@echo 'make bench        speed of the parser and cost of the plugin'
+	@echo 'make bench-parser speed of the parser; RECORDS=N'
 	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
@@ -66,6 +67,11 @@ check-exact: setup
 
 bench: setup
 	$(PYTHON) -m ptat_testbed.bench
+
+RECORDS ?= 100000000
+.PHONY: bench-parser
+bench-parser: .venv/ready
+	$(PYTHON) parser/bench.py --records $(RECORDS)
 
 fresh:
 	setup/fresh.sh bookworm demo

@@ -1,126 +1,256 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""How fast is the parser? Prints one line of JSON.
+"""How fast is the parser? Everything on one capture, side by side; ends with one line of JSON.
 
-    python parser/bench.py [--records N] [--megabytes M] [--granularity G]
+    python parser/bench.py [--records N] [--granularity G] [--keep DIR]
 
-Makes the capture of a program that touches its memory page by page and then at random, with each
-first touch a fault that the kernel logs, and parses it in a process of its own.
+The capture is `capture_model`'s, read from the page cache. Each figure is records per second, taken
+in a process of its own:
+
+* streaming: a plain sum of the capture's words, the most that memory and kernel allow
+* counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
+* numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
+  a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
+
+All but workers_2 are one core's, by the CPU time that they take, which on a machine with nothing
+else to do is the time that passes; `elapsed_s` has that. The counts of all must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-sys.path.insert(0, str(Path(__file__).parent / "tests"))
-import synthetic
+from ptat_parser import kernel_log, parse
+from ptat_parser.blocks import BusReader
+from ptat_parser.session import Session
 
-from ptat_parser import parse, wire
-from ptat_parser.blocks import CHUNK_BLOCKS, BlockWriter, seal
+U64 = npt.NDArray[np.uint64]
 
-STEP_TICKS = 40
-"""Time between two random accesses."""
+JOIN_RECORDS = 5_000_000
+"""The joins get so many reads at most: they hold all of them, several times."""
 
-
-def random_blocks(start_ticks: int, addresses: npt.NDArray[np.uint64], seq: int) -> list[bytes]:
-    """Blocks of reads, `STEP_TICKS` apart."""
-    words = addresses >> np.uint64(3) | np.uint64(1 << 60 | STEP_TICKS << 36)
-    blocks = []
-    for first in range(0, len(addresses), wire.BLOCK_RECORDS_MAX):
-        part = words[first : first + wire.BLOCK_RECORDS_MAX]
-        block = np.zeros(wire.BLOCK_WORDS, "<u8")
-        block[wire.WORD_HEADER] = wire.MAGIC << 48 | wire.VERSION << 44 | seq + len(blocks)
-        block[wire.WORD_TIME] = start_ticks + (first - 1) * STEP_TICKS
-        block[wire.WORD_FIRST_RECORD : wire.WORD_FIRST_RECORD + len(part)] = part
-        seal(block, len(part))
-        blocks.append(block.tobytes())
-    return blocks
+STREAM_BYTES = 1 << 20
 
 
-def make_session(path: Path, records: int, megabytes: int, granularity: int) -> None:
-    """A session of `records` random misses over `megabytes` of memory."""
-    tables = megabytes // 2
-    machine = synthetic.Machine(granularity=granularity, region_pages=tables + 16)
-    mm = machine.exec()
-    pages = tables * 512
-    for page in range(pages):
-        machine.walk(mm, page << 12, True)
-        machine.event("ptat_fault", mm=mm.id, va=page << 12, error_code=2)
-        machine.set_pte(mm, page << 12, True)
-        machine.access(mm, page << 12, True)
-    slots = np.array(
-        [machine.slot(machine.pte(mm, page << 12), page & 511) for page in range(pages)], np.uint64
+def streaming(path: Path) -> int:
+    """Sum a capture's words; return their number."""
+    buffer = np.empty(STREAM_BYTES // 8, np.uint64)
+    words = total = 0
+    with (path / "bus.0.raw").open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            total += int(buffer[: size // 8].sum())
+            words += size // 8
+    return words
+
+
+def counts_only(path: Path) -> int:
+    """Parse without single misses; return the number of accesses."""
+    return int(parse(path, counts_only=True).summary["totals"]["accesses"])
+
+
+def to_parquet(path: Path) -> int:
+    """Parse; return the number of accesses."""
+    return int(parse(path).summary["totals"]["accesses"])
+
+
+# The joins ----------------------------------------------------------------------------------------
+
+
+def reads_and_tables(path: Path) -> tuple[dict[str, U64], dict[str, U64]]:
+    """Reads of PTEs (time, page of the region, index), and when which page got a table of whom.
+
+    Times are positions in the stream, which the markers tell, so that the joins need no clock.
+    """
+    session = Session(path)
+    base, slots = np.uint64(session.region.base), session.region.marker_slots
+    log = kernel_log.read_kernel_log(session.kernel_path).tables
+    parts: list[tuple[U64, ...]] = []
+    markers: list[U64] = []
+    accesses = reads = 0
+    for chunk in BusReader(session.bus_path):
+        offset = chunk.address - base
+        number = np.arange(accesses, accesses + offset.size, dtype=np.uint64)
+        is_marker = chunk.write & (offset < np.uint64(slots * session.region.marker_stride_bytes))
+        markers.append(number[is_marker])
+        read = ~chunk.write
+        parts.append(
+            (number[read], offset[read] >> np.uint64(12), offset[read] >> np.uint64(3) & 511)
+        )
+        accesses += offset.size
+        reads += int(np.count_nonzero(read))
+        if reads > JOIN_RECORDS:
+            break
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    position = np.concatenate(markers)
+    links = log[: position.size]  # markers are in the order of the events
+    is_link = links["kind"] == kernel_log.TABLE_LINK
+    links, position = links[is_link], position[is_link]
+    tables = {
+        "time": position,
+        "page": links["pa"] - base >> np.uint64(12),
+        "mm": links["mm"],
+        "base": links["va"],
+        "level": links["level"],
+    }
+    return dict(zip(("time", "page", "index"), columns, strict=True)), tables
+
+
+Counts = dict[tuple[int, int], int]
+"""Reads of PTEs of each (mm, address)."""
+
+
+def with_numpy(reads: dict[str, U64], tables: dict[str, U64]) -> Counts:
+    """A dense table, looked up for all reads between two changes at once."""
+    pages = int(tables["page"].max()) + 1
+    owner = np.full(pages, -1, np.int64)
+    counts = np.zeros((tables["time"].size, 512), np.int64)
+    ends = np.searchsorted(reads["time"], tables["time"])
+    start = 0
+    for link, end in enumerate([*ends.tolist(), reads["time"].size]):
+        of = owner[reads["page"][start:end]]
+        known = of >= 0
+        np.add.at(counts, (of[known], reads["index"][start:end][known]), 1)
+        if link < tables["time"].size:
+            owner[tables["page"][link]] = link if tables["level"][link] == 1 else -1
+        start = end
+    found: Counts = {}
+    for link, index in zip(*np.nonzero(counts), strict=True):
+        key = int(tables["mm"][link]), int(tables["base"][link]) + (int(index) << 12)
+        found[key] = found.get(key, 0) + int(counts[link, index])
+    return found
+
+
+def with_duckdb(reads: dict[str, U64], tables: dict[str, U64]) -> Counts:
+    """DuckDB's as-of join."""
+    import duckdb
+    import pyarrow as pa
+
+    connection = duckdb.connect(config={"threads": 1})
+    connection.register("reads", pa.table(reads))
+    connection.register("tables", pa.table(tables))
+    rows = connection.sql("""
+        SELECT mm, base + (index << 12) AS va, count(*)
+        FROM reads ASOF JOIN tables ON reads.page = tables.page AND reads.time >= tables.time
+        WHERE level = 1 GROUP BY ALL
+    """).fetchall()
+    return {(mm, va): count for mm, va, count in rows}
+
+
+def with_polars(reads: dict[str, U64], tables: dict[str, U64]) -> Counts:
+    """Polars' as-of join."""
+    import polars as pl
+
+    joined = pl.DataFrame(reads).join_asof(pl.DataFrame(tables), on="time", by="page")
+    rows = (
+        joined.filter(pl.col("level") == 1)
+        .group_by("mm", (pl.col("base") + pl.col("index") * 4096).alias("va"))
+        .len()
+        .rows()
     )
-    slots &= np.uint64(-granularity & (1 << 64) - 1)
-    start_ticks = machine.now + 1000
-    machine.now = start_ticks + records * STEP_TICKS + 1000
-    machine.event("ptat_marker", cookie=2)
-    machine.write(path)  # as if the random accesses had not been
-
-    with (path / "bus.0.raw").open("wb") as file:
-        writer = BlockWriter(file)
-        writer.mark(1, wire.Mark.START)
-        for ticks, address, write in machine.bus[:-1]:
-            writer.access(ticks, address, bool(write))
-        writer.flush()
-        choose = np.random.default_rng(1)
-        step = CHUNK_BLOCKS * wire.BLOCK_RECORDS_MAX
-        for first in range(0, records, step):
-            addresses = slots[choose.integers(0, pages, min(step, records - first))]
-            blocks = random_blocks(start_ticks + first * STEP_TICKS, addresses, writer.blocks)
-            file.writelines(blocks)
-            writer.blocks += len(blocks)
-        ticks, address, _ = machine.bus[-1]
-        writer.access(ticks, address, True)
-        writer.mark(machine.now, wire.Mark.STOP)
-        writer.flush()
+    return {(mm, va): count for mm, va, count in rows}
 
 
-def measure(path: Path, counts_only: bool) -> None:
-    """Parse and print the figures; run in a process of its own, for its memory."""
-    parse(path, counts_only=counts_only)  # compiles, or loads what was compiled before
-    started = time.perf_counter()
-    summary = parse(path, counts_only=counts_only).summary
-    seconds = time.perf_counter() - started
-    figures = {
+# Measuring ----------------------------------------------------------------------------------------
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
+    """CPU seconds, seconds that passed, and the result."""
+    started, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    return time.process_time() - cpu, time.perf_counter() - started, result
+
+
+def measure(what: str, path: Path) -> dict[str, Any]:
+    """One figure, in this process."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.environ["POLARS_MAX_THREADS"] = "1"
+    figures: dict[str, Any] = {}
+    if what in ("numpy", "duckdb", "polars"):
+        reads, tables = reads_and_tables(path)
+        join = {"numpy": with_numpy, "duckdb": with_duckdb, "polars": with_polars}[what]
+        cpu, elapsed, counts = timed(lambda: join(reads, tables))
+        records = reads["time"].size
+        digest = sum((mm * 31 + va) * count for (mm, va), count in counts.items())
+        figures["digest"] = f"{len(counts)} pages, {digest % (1 << 61)}"
+    else:
+        parses = {"streaming": streaming, "counts_only": counts_only, "to_parquet": to_parquet}
+        if what != "streaming":
+            parses[what](path)  # compiles, or loads what was compiled before
+        cpu, elapsed, records = timed(lambda: parses[what](path))
+        if what == "to_parquet":
+            files = list((path / "results" / "misses").iterdir())
+            figures["bytes"] = sum(file.stat().st_size for file in files)
+    return figures | {
+        "records_per_s": round(records / cpu),
+        "elapsed_s": round(elapsed, 2),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+    }
+
+
+ONE_CORE = ("streaming", "counts_only", "to_parquet", "duckdb", "polars", "numpy")
+
+
+def run(path: Path) -> dict[str, Any]:
+    """All figures of a session."""
+    found: dict[str, dict[str, Any]] = {}
+    for what in ONE_CORE:
+        command = [sys.executable, __file__, "--measure", what, str(path)]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        found[what] = json.loads(output)
+        print(f"{what:12} {json.dumps(found[what])}", file=sys.stderr)
+    digests = {found[what]["digest"] for what in ("duckdb", "polars", "numpy")}
+    if len(digests) != 1:
+        raise SystemExit(f"the joins disagree: {digests}")
+    summary = json.loads((path / "results" / "summary.json").read_bytes())
+    if summary["lost"] or summary["unexplained"]["reads"]:
+        raise SystemExit("the capture is not explained")
+    return {
+        **{what: found[what]["records_per_s"] for what in found},
+        "bytes_per_record": round(found["to_parquet"]["bytes"] / summary["totals"]["misses"], 2),
+        "peak_mib": max(found[what]["peak_mib"] for what in ("counts_only", "to_parquet")),
         "records": summary["totals"]["accesses"],
         "misses": summary["totals"]["misses"],
-        "seconds": round(seconds, 2),
-        "records_per_s": round(summary["totals"]["accesses"] / seconds),
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "counts_only": counts_only,
-        "lost": summary["lost"],
-        "unexplained": summary["unexplained"]["reads"],
+        "elapsed_s": {what: found[what]["elapsed_s"] for what in found},
     }
-    print(json.dumps(figures))
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=20_000_000, help="default: 20 million")
-    parser.add_argument("--megabytes", type=int, default=256, help="memory touched; default: 256")
-    parser.add_argument("--granularity", type=int, default=64, help="bytes; default: 64")
-    parser.add_argument("--counts-only", action="store_true", help="write no single misses")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--pages", type=int, default=500_000, help="default: 500,000")
+    parser.add_argument("--granularity", type=int, default=8, help="bytes; default: 8")
+    parser.add_argument("--seed", type=int, default=1, help="default: 1")
+    parser.add_argument("--keep", type=Path, help="make the session here, or use what is here")
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        measure(arguments.measure, arguments.counts_only)
+        print(json.dumps(measure(arguments.measure[0], Path(arguments.measure[1]))))
         return
+    from capture_model import Model
+
     with tempfile.TemporaryDirectory(prefix="ptat-bench-") as directory:
-        path = Path(directory) / "session"
-        make_session(path, arguments.records, arguments.megabytes, arguments.granularity)
-        command = [sys.executable, __file__, "--measure", str(path)]
-        subprocess.run(command + ["--counts-only"] * arguments.counts_only, check=True)
+        path = arguments.keep or Path(directory) / "session"
+        if not (path / "session.json").exists():
+            Model(
+                arguments.records,
+                pages=arguments.pages,
+                granularity=arguments.granularity,
+                seed=arguments.seed,
+            ).write(path)
+        print(json.dumps(run(path)))
 
 
 if __name__ == "__main__":

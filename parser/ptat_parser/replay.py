@@ -36,6 +36,7 @@ from ptat_parser.rpt import (
     CLEARING,
     EMPTY,
     ENTRIES,
+    EPOCH_TICKS,
     LEAF,
     NOTHING_PENDING,
     TABLE,
@@ -104,8 +105,9 @@ _U32 = np.int64(0xFFFF_FFFF)
     LAG_LEAST,  # least ticks from a read of an empty entry to its fault event
     RETRY_LEAST,  # … to the next read of the slot, with that event between
     LOSS_FLOOR,  # records before this one are separated from now by a loss
-) = range(21)
-COUNTERS = 21
+    EPOCH,  # `Rpt.epoch_ticks`
+) = range(22)
+COUNTERS = 22
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -163,7 +165,7 @@ class _Config(NamedTuple):
 
 @jit
 def _store(
-    level: Integer, slot: Integer, line: Integer, state: U32, pending: U8, mapped: U8
+    level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, mapped: U8
 ) -> None:
     """A store to the line of entries at `slot`."""
     if level == 1:
@@ -240,7 +242,7 @@ def _end_walk(
 
 
 @jit
-def _candidates(slot: Integer, line: Integer, level: Integer, state: U32, mapped: U8) -> Integer:
+def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped: U8) -> Integer:
     """Entries of the line that may have been read, as bits."""
     bits: Integer = 0
     for i in range(line):
@@ -375,7 +377,7 @@ def _match(
         return
     # A read so much later has an event of its own to come.
     if not timed.read_ticks[i] and t.owed_ticks[line] < timed.time[i] + config.hold // 2:
-        _settle(i, line, timed.was_empty[i], t, timed, count, config)
+        _settle(i, line, bool(timed.was_empty[i]), t, timed, count, config)
     if timed.read_ticks[i]:
         retry = _retry_after(line, timed.read_ticks[i], t, out, count)
         count[RETRY_LEAST] = min(count[RETRY_LEAST], retry)
@@ -460,7 +462,7 @@ def _known_reads(
     size: Integer,
     in_line: Integer,
     leaf_slots: I64,
-    state: U32,
+    state: U8,
     numbers: U32,
     slots: U64,
     known: U32,
@@ -513,7 +515,8 @@ def _replay(
     line, faults, entries = config.line, config.faults, config.entries
     levels, frames, parent_slots = t.level, t.frame, t.parent_slot
     state, owed, mapped = t.state, t.owed, t.mapped
-    numbers, last_read, misses, last_ticks = t.page, t.last_read, t.misses, t.last_ticks
+    numbers, last_read, misses, last = t.page, t.last_read, t.misses, t.last
+    epoch = np.uint64(count[EPOCH]) - _ONE
     leaf_slots = t.leaf_slot
     keep = faults or config.records
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
@@ -535,7 +538,7 @@ def _replay(
             count_known = end - first
             for j in range(count_known):
                 misses[slots[j]] += 1
-                last_ticks[slots[j]] = np.int64(time[first + j])
+                last[slots[j]] = time[first + j] - epoch
             if keep:
                 at = n_output - first_output
                 for j in range(count_known):
@@ -607,7 +610,7 @@ def _replay(
                 pages[number, P_FIRST] = now
                 pages[number, P_RANGE] = t.range_of_frame[frame]
                 pages[number, P_ENTRY] = slot % ENTRIES
-            last_ticks[slot] = now
+            last[slot] = now - epoch
 
             at = n_output - first_output
             if keep:
@@ -731,17 +734,22 @@ def replay(
         if keep:
             out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
         start = 0
-        for position, event in schedule.within(chunk, done_accesses):
-            _replay(chunk.time, chunk.address, chunk.write, start, position, after, after_ticks,
-                    rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
-            start = position
-            if event < 0:
+        steps = schedule.within(chunk, done_accesses)
+        for position, event in [*steps, (accesses, _NOTHING)]:
+            while start < position:
+                stop = _before_epochs_end(chunk.time, start, position, rpt.epoch_ticks)
+                _replay(chunk.time, chunk.address, chunk.write, start, stop, after, after_ticks,
+                        rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
+                start = stop
+                if start < position:
+                    _add(pages, rpt.all_counts())
+                    rpt.epoch_ticks = int(chunk.time[start])
+                    count[EPOCH] = rpt.epoch_ticks
+            if event == _LOSS:
                 lose()
-            else:
+            elif event != _NOTHING:
                 at = int(chunk.time[position]) if position < accesses else int(ticks[event])
                 apply(events[event], at)
-        _replay(chunk.time, chunk.address, chunk.write, start, accesses, after, after_ticks,
-                rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
         _add(pages, rpt.counts())
         done_accesses += accesses
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
@@ -770,6 +778,10 @@ def _doubts(timed: _Timed) -> list[tuple[int, int]]:
     return list(zip(timed.doubt_ticks[rows].tolist(), timed.time[rows].tolist(), strict=True))
 
 
+# Steps of a schedule that are no event.
+_LOSS, _NOTHING = -1, -2
+
+
 class _Schedule:
     """When to apply the table events: by position, or by time where the marker was lost."""
 
@@ -787,7 +799,7 @@ class _Schedule:
     def within(self, chunk: Chunk, first: int) -> list[tuple[int, int]]:
         """What happens in a chunk whose first access has the number `first`.
 
-        Position in the chunk and event, -1 for a loss; sorted by position.
+        Position in the chunk and event, or `_LOSS`; sorted by position.
         """
         end = int(np.searchsorted(self._position, first + chunk.time.size))
         here = slice(self._next_placed, end)
@@ -801,9 +813,9 @@ class _Schedule:
             at = np.searchsorted(chunk.time, self._late_ticks[here])
             steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
             self._next_late = end
-        steps += [(0, -1)] if not self._started and chunk.time.size else []
+        steps += [(0, _LOSS)] if not self._started and chunk.time.size else []
         self._started |= bool(chunk.time.size)
-        steps += [(lost.position, -1) for lost in chunk.lost]
+        steps += [(lost.position, _LOSS) for lost in chunk.lost]
         return sorted(steps, key=lambda step: step[0])
 
     def rest(self) -> list[int]:
@@ -825,6 +837,16 @@ def _with_next(reader: BusReader) -> Iterator[tuple[Chunk, np.uint64, int]]:
         previous = chunk
     if previous is not None:
         yield previous, _NO_ADDRESS, 0
+
+
+def _before_epochs_end(time: U64, start: int, stop: int, epoch_ticks: int) -> int:
+    """The end of those accesses in ``start … stop`` that `epoch_ticks` is not too long before."""
+    end_ticks = np.uint64(epoch_ticks + EPOCH_TICKS)
+    return (
+        stop
+        if time[stop - 1] < end_ticks
+        else start + int(np.searchsorted(time[start:stop], end_ticks))
+    )
 
 
 def _add(pages: I64, counts: list[Counts]) -> None:

@@ -71,7 +71,7 @@ class Counts(NamedTuple):
     """Numbers of pages, misses of each, and when the last read of it was (ticks)."""
 
     page: npt.NDArray[np.uint32]
-    misses: npt.NDArray[np.int64]
+    misses: npt.NDArray[np.uint32]
     last_ticks: npt.NDArray[np.int64]
 
 
@@ -82,12 +82,12 @@ class Tables(NamedTuple):
     stores of it mean (stores begin when the page is handed out, before it is linked),
     `frame` (int32) and, of tables of PTEs, their first slot (`leaf_slot`, int64), else -1. For each
     frame: `range_of_frame` (int32) and `parent_slot` (int64), -1 for none. For each range:
-    `page_of_range` (int32), the region's page that serves it now, or -1. For each slot: the state
-    that a store will bring (`pending`); reads that faulted and whose event has not come yet
-    (`owed`), and when the last of them was (`owed_ticks`, uint64); whether its entry is `mapped`
-    (all uint8). Side by side in `each_read`, for they are used at each read of a slot: its `state`,
-    the number of its `page`, the `last_read` of it that was a miss (uint32), how many `misses`
-    there were of that page, and when the last read was (`last_ticks`, int64).
+    `page_of_range` (int32), the region's page that serves it now, or -1. For each slot its `state`;
+    the state that a store will bring (`pending`); reads that faulted and whose event has not come
+    yet (`owed`), and when the last of them was (`owed_ticks`, uint64); whether its entry is
+    `mapped` (else uint8). Side by side in `each_read` (uint32), for each read of a slot uses them:
+    the number of its `page`, the `last_read` of it that was a miss, how many `misses` there were
+    of that page, and `last`, ticks from `Rpt.epoch_ticks` to after the last read.
     """
 
     level: npt.NDArray[np.uint8]
@@ -102,22 +102,18 @@ class Tables(NamedTuple):
     owed_ticks: npt.NDArray[np.uint64]
     mapped: npt.NDArray[np.uint8]
     each_read: npt.NDArray[np.void]
-    state: npt.NDArray[np.uint32]
+    state: npt.NDArray[np.uint8]
     page: npt.NDArray[np.uint32]
     last_read: npt.NDArray[np.uint32]
-    misses: npt.NDArray[np.int64]
-    last_ticks: npt.NDArray[np.int64]
+    misses: npt.NDArray[np.uint32]
+    last: npt.NDArray[np.uint32]
 
 
-_PER_SLOT = ("pending", "owed", "owed_ticks", "mapped", "each_read")
-_EACH_READ = np.dtype(
-    {
-        "names": ["state", "page", "last_read", "misses", "last_ticks"],
-        "formats": ["<u4", "<u4", "<u4", "<i8", "<i8"],
-        "offsets": [0, 4, 8, 16, 24],
-        "itemsize": 32,  # half a line of a cache
-    }
-)
+EPOCH_TICKS = (1 << 32) - 2
+"""So long `Tables.last` can count."""
+
+_PER_SLOT = ("state", "pending", "owed", "owed_ticks", "mapped", "each_read")
+_EACH_READ = np.dtype([(name, "<u4") for name in ("page", "last_read", "misses", "last")])
 _FRAMES = 64
 
 
@@ -135,6 +131,7 @@ class Rpt:
     ranges: list[Range] = field(default_factory=list)
     user_markers: list[tuple[int, int]] = field(default_factory=list)
     inconsistent: int = 0
+    epoch_ticks: int = 0
 
     def __post_init__(self) -> None:
         pages = self.size_bytes >> PAGE_SHIFT
@@ -163,6 +160,7 @@ class Rpt:
             owed=np.zeros(_FRAMES * ENTRIES, np.uint8),
             owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
             mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
+            state=np.zeros(_FRAMES * ENTRIES, np.uint8),
             each_read=each_read,
             **_columns(each_read),
         )
@@ -377,8 +375,9 @@ class Rpt:
         rows = self.tables.each_read[slots]
         used = rows[rows["page"] != 0]
         if used.size:
-            self._retired.append(Counts(used["page"], used["misses"], used["last_ticks"]))
-            rows["misses"] = rows["last_ticks"] = 0
+            last = np.where(used["last"], used["last"] + np.int64(self.epoch_ticks - 1), 0)
+            self._retired.append(Counts(used["page"], used["misses"], last))
+            rows["misses"] = rows["last"] = 0
 
     def _park(
         self, range_: int, index: npt.NDArray[np.int64], values: npt.NDArray[np.uint32]

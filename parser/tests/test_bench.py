@@ -7,11 +7,13 @@ from pathlib import Path
 BENCH = Path(__file__).parent.parent / "bench.py"
 
 
-def test_bench_reports_what_it_made():
-    command = [sys.executable, BENCH, "--records", "5000", "--megabytes", "4"]
-    figures = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    pages = 4 << 20 >> 12
-    assert figures["misses"] == 5000 + pages
-    assert (figures["lost"], figures["unexplained"]) == (0, 0)
-    assert figures["records_per_s"] > 0
-    assert figures["peak_rss_bytes"] < 2 << 30
+def test_bench_explains_what_it_made():
+    """The parser's counts, and the joins' among each other, are checked by the bench itself."""
+    command = [sys.executable, BENCH, "--records", "300000", "--pages", "4000"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True)
+    figures = json.loads(output.stdout.splitlines()[-1])
+    # Twice in the run, 512 pages were touched again: a walk that faults and one that does not.
+    assert figures["misses"] == 300_000 + 2 * 512
+    for name in ("streaming", "counts_only", "to_parquet", "duckdb", "polars", "numpy"):
+        assert figures[name] > 0
+    assert 1 < figures["bytes_per_record"] < 8
