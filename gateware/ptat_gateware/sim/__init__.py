@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The snooper on the command bus of a real DRAM controller, in Verilator."""

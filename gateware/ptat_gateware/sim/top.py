@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The simulated machine: for each channel LiteDRAM's controller, its DFI, and a snooper on it.
+
+    harness ──requests──► LiteDRAM crossbar ─► controller ──DFI command phases──► (no DRAM)
+                            (domain "snoop")                        │
+                                                                 Snooper
+    harness ◄──CSR bus, 64-bit words of blocks (domain "sys")───────┘
+
+Nothing answers the controller: it takes data at fixed latencies and never looks at it. What it
+does with commands is what a DDR3-1600 module of two ranks demands: row misses, refresh,
+auto-precharge, turnarounds.
+
+``python3 -m ptat_gateware.sim.top DIRECTORY`` writes ``top.v`` and ``csr.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from litedram.common import PhySettings
+from litedram.core.controller import ControllerSettings, LiteDRAMController
+from litedram.core.crossbar import LiteDRAMCrossbar
+from litedram.modules import MT16KTF1G64HZ
+from litedram.phy.model import get_sdram_phy_settings
+from litex.build.generic_platform import Pins, Subsignal
+from litex.build.sim import SimPlatform
+from litex.gen import LiteXModule
+from litex.soc.integration.export import get_csr_json
+from litex.soc.integration.soc_core import SoCMini
+from litex.soc.interconnect import stream, wishbone
+from migen import Cat, ClockDomain, ClockDomainsRenamer, If, Record, Replicate, Signal
+
+from ptat_gateware.sim.geometry import (
+    BANK_BITS,
+    DRAM_CLOCK_HZ,
+    PHASES,
+    PORTS,
+    RANK_BITS,
+    RANKS,
+)
+from ptat_gateware.snoop.ddr3 import DDR3Decoder
+from ptat_gateware.snooper import Snooper
+
+REQUEST_BITS = 32
+ADVANCE_BITS = 32
+
+
+# Pins -----------------------------------------------------------------------------------------
+
+
+def _io(channels: int) -> list[Any]:
+    io: list[Any] = [
+        ("sys_clk", 0, Pins(1)),
+        ("sys_rst", 0, Pins(1)),
+        ("snoop_clk", 0, Pins(1)),
+        ("snoop_rst", 0, Pins(1)),
+        ("advance", 0, Pins(ADVANCE_BITS)),
+        (
+            "csr",
+            0,
+            Subsignal("adr", Pins(30)),
+            Subsignal("dat_w", Pins(32)),
+            Subsignal("dat_r", Pins(32)),
+            Subsignal("we", Pins(1)),
+            Subsignal("stb", Pins(1)),
+            Subsignal("ack", Pins(1)),
+        ),
+    ]
+    for channel in range(channels):
+        for port in range(PORTS):
+            io.append(
+                (
+                    f"port{channel}{port}",
+                    0,
+                    Subsignal("valid", Pins(1)),
+                    Subsignal("ready", Pins(1)),
+                    Subsignal("we", Pins(1)),
+                    Subsignal("addr", Pins(REQUEST_BITS)),
+                )
+            )
+        io.append(
+            (
+                f"column{channel}",
+                0,
+                Subsignal("phases", Pins(PHASES)),
+                Subsignal("bank", Pins(RANK_BITS + BANK_BITS)),
+            )
+        )
+        io.append(
+            (
+                f"link{channel}",
+                0,
+                Subsignal("valid", Pins(1)),
+                Subsignal("ready", Pins(1)),
+                Subsignal("last", Pins(1)),
+                Subsignal("data", Pins(64)),
+            )
+        )
+    return io
+
+
+# Memory controller ----------------------------------------------------------------------------
+
+
+class Controller(LiteXModule):
+    """LiteDRAM's controller of one channel, without the DRAM.
+
+    ``ports``: native ports; a bank must always be asked through the same one, else the order
+    of its requests is the arbiter's. ``dfi``: command phases.
+    """
+
+    def __init__(self) -> None:
+        module = MT16KTF1G64HZ(DRAM_CLOCK_HZ / PHASES, f"1:{PHASES}", speedgrade="1600")
+        phy_settings: PhySettings = get_sdram_phy_settings(
+            module.memtype, data_width=64, clk_freq=DRAM_CLOCK_HZ / PHASES
+        )
+        phy_settings.nranks = RANKS
+
+        self.controller = LiteDRAMController(
+            phy_settings,
+            module.geom_settings,
+            module.timing_settings,
+            DRAM_CLOCK_HZ / PHASES,
+            ControllerSettings(),
+        )
+        self.crossbar = LiteDRAMCrossbar(self.controller.interface)
+        self.ports = [self.crossbar.get_port() for _ in range(PORTS)]
+        self.dfi = self.controller.dfi
+
+        # # #
+
+        for port in self.ports:
+            self.comb += [
+                port.wdata.valid.eq(1),
+                port.wdata.we.eq(Replicate(1, len(port.wdata.we))),
+                port.rdata.ready.eq(1),
+            ]
+
+
+# SoC ------------------------------------------------------------------------------------------
+
+
+class _Clocks(LiteXModule):
+    def __init__(self, platform: SimPlatform) -> None:
+        self.cd_sys = ClockDomain()
+        self.cd_snoop = ClockDomain()
+        for domain in (self.cd_sys, self.cd_snoop):
+            self.comb += [
+                domain.clk.eq(platform.request(f"{domain.name}_clk")),
+                domain.rst.eq(platform.request(f"{domain.name}_rst")),
+            ]
+
+
+class SimSoC(SoCMini):
+    """Controllers and snoopers of all channels, driven through pins.
+
+    ``columnN`` shows the phases on which channel N's DFI carries a column command, and its bank,
+    found apart from the snooper. ``advance`` skips clocks of the snoopers' time: a bus that is
+    idle for long need not be simulated for as long.
+    """
+
+    def __init__(self, channels: int) -> None:
+        platform = SimPlatform("SIM", _io(channels))
+        self.crg = _Clocks(platform)
+        SoCMini.__init__(
+            self,
+            platform,
+            clk_freq=DRAM_CLOCK_HZ / PHASES,
+            with_ctrl=False,
+            ident="",
+            ident_version=False,
+        )
+        pads = platform.request("csr")
+        bus = wishbone.Interface()
+        self.bus.add_master(name="harness", master=bus)
+        self.comb += [
+            bus.adr.eq(pads.adr),
+            bus.dat_w.eq(pads.dat_w),
+            bus.sel.eq(0xF),
+            bus.we.eq(pads.we),
+            bus.cyc.eq(pads.stb),
+            bus.stb.eq(pads.stb),
+            pads.dat_r.eq(bus.dat_r),
+            pads.ack.eq(bus.ack),
+        ]
+        advance = platform.request("advance")
+        for channel in range(channels):
+            self._add_channel(platform, channel, advance)
+
+    def _add_channel(self, platform: SimPlatform, channel: int, advance: Signal) -> None:
+        controller = ClockDomainsRenamer("snoop")(Controller())
+        self.add_module(f"controller{channel}", controller)
+        for i, port in enumerate(controller.ports):
+            pads = platform.request(f"port{channel}{i}")
+            # Between registers the pins change little that Verilator would have to follow.
+            buffer = stream.Buffer([("we", 1), ("addr", len(port.cmd.addr))], pipe_ready=True)
+            self.submodules += ClockDomainsRenamer("snoop")(buffer)
+            self.comb += [
+                buffer.sink.valid.eq(pads.valid),
+                buffer.sink.we.eq(pads.we),
+                buffer.sink.addr.eq(pads.addr),
+                pads.ready.eq(buffer.sink.ready),
+                port.cmd.valid.eq(buffer.source.valid),
+                port.cmd.we.eq(buffer.source.we),
+                port.cmd.addr.eq(buffer.source.addr),
+                buffer.source.ready.eq(port.cmd.ready),
+            ]
+        self._watch_columns(platform.request(f"column{channel}"), controller.dfi.phases)
+
+        decoder = DDR3Decoder(PHASES, RANKS)
+        for command, phase in zip(decoder.commands, controller.dfi.phases, strict=True):
+            self.comb += [
+                command.cke.eq(phase.cke),
+                command.cs_n.eq(phase.cs_n),
+                command.ras_n.eq(phase.ras_n),
+                command.cas_n.eq(phase.cas_n),
+                command.we_n.eq(phase.we_n),
+                command.ba.eq(phase.bank),
+                command.a.eq(phase.address),
+            ]
+        snooper = Snooper(decoder)
+        self.add_module(f"snooper{channel}", snooper)
+        link = platform.request(f"link{channel}")
+        self.comb += [
+            snooper.advance.eq(advance),
+            link.valid.eq(snooper.source.valid),
+            link.last.eq(snooper.source.last),
+            link.data.eq(snooper.source.data),
+            snooper.source.ready.eq(link.ready),
+        ]
+
+    def _watch_columns(self, column: Record, phases: list[Record]) -> None:
+        for i, phase in enumerate(phases):
+            is_column = (phase.cs_n != 2**RANKS - 1) & phase.ras_n & ~phase.cas_n
+            rank = Signal(RANK_BITS)
+            # One rank is selected: its number, of the two there are.
+            self.comb += [
+                rank.eq(~phase.cs_n[1]),
+                column.phases[i].eq(is_column),
+                If(is_column, column.bank.eq(Cat(phase.bank, rank))),
+            ]
+
+
+def generate(directory: Path, channels: int) -> None:
+    """Write the Verilog and the map of the CSRs."""
+    soc = SimSoC(channels)
+    soc.finalize()
+    here = Path.cwd()
+    os.chdir(directory)  # where contents of memories go
+    try:
+        soc.platform.get_verilog(soc, name="top").write("top.v")
+    finally:
+        os.chdir(here)
+    registers = json.loads(get_csr_json(soc.csr_regions, soc.constants, soc.mem_regions))
+    (directory / "csr.json").write_text(json.dumps(registers["csr_registers"], indent=1) + "\n")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="ptat_gateware.sim.top")
+    parser.add_argument("--channels", type=int, choices=(1, 2), default=1)
+    parser.add_argument("directory", type=Path)
+    arguments = parser.parse_args()
+    generate(arguments.directory, arguments.channels)
+
+
+if __name__ == "__main__":
+    main()

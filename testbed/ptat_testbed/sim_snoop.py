@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Requests to a real memory controller against what the snooper says about them.
+
+LiteDRAM's controller gets random, sequential, bank-conflicting and mixed requests as fast as it
+takes them, and its commands go to the snooper in Verilator. What the snooper's stream must say
+is known without it: the harness notes the time and the bank of each column command, and a bank
+serves its requests in order. So each record is held against one request: address, read or
+write, and the very tick.
+
+Ends with one JSON line: ``{"requests", "recovered", "wrong", "lost", "cycles_per_s"}``; ``lost``
+are requests that no record tells of. Exit status 1 if any is wrong, the stream's own count
+of losses is another, or any is lost though the links never stall.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_gateware.sim import geometry, run
+from ptat_host.dram import Window
+from ptat_parser import wire
+from ptat_parser.blocks import BusReader, Lost
+from ptat_parser.errors import PtatError
+from ptat_testbed.snooped import SnoopedMemory, bank_number
+
+U64 = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
+
+LINE_BYTES = 64
+SEGMENT = 1 << 18
+"""Requests of one kind in a row."""
+
+
+class Wrong(Exception):
+    """The stream contradicts the bus."""
+
+
+# Requests ---------------------------------------------------------------------------------------
+
+
+def _random(rng: np.random.Generator, count: int, memory_bytes: int) -> U64:
+    return rng.integers(0, memory_bytes // LINE_BYTES, count, np.uint64)
+
+
+def _sequential(rng: np.random.Generator, count: int, memory_bytes: int) -> U64:
+    lines = memory_bytes // LINE_BYTES
+    first = rng.integers(0, lines, dtype=np.uint64)
+    return (first + np.arange(count, dtype=np.uint64)) % np.uint64(lines)
+
+
+def _conflicts(rng: np.random.Generator, count: int, memory_bytes: int) -> U64:
+    """Two rows of one bank in turn, for some time: each request closes the other's row."""
+    spell = 32
+    spells = -(-count // spell)
+    row_lines = 1 << 18 - 6  # the mapping's row bits begin at bit 17 or 18
+    lines = memory_bytes // LINE_BYTES
+    # An even number of rows apart in bits that no bank function uses.
+    base = rng.integers(0, lines, spells, np.uint64)
+    other = base ^ (np.uint64(row_lines << 6) * rng.integers(1, 16, spells, np.uint64))
+    pairs = np.stack([base, other], axis=1)
+    alternating: U64 = np.tile(pairs, spell // 2).reshape(-1)[:count]
+    return alternating
+
+
+def _local(rng: np.random.Generator, count: int, memory_bytes: int) -> U64:
+    """Spells within a few pages, as programs have them."""
+    spell = 8
+    spells = -(-count // spell)
+    base = rng.integers(0, memory_bytes // LINE_BYTES, spells, np.uint64)
+    lines: U64 = np.repeat(base, spell)[:count] & ~np.uint64(0x7F)
+    lines |= rng.integers(0, 128, count, np.uint64)
+    return lines
+
+
+PATTERNS: tuple[Callable[[np.random.Generator, int, int], U64], ...] = (
+    _random,
+    _sequential,
+    _conflicts,
+    _local,
+)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Physical addresses (bytes) and kinds of requests, shape ``(requests,)``."""
+
+    address: U64
+    write: Bools
+
+
+def generate(count: int, memory_bytes: int, seed: int) -> Iterator[Requests]:
+    """Segments of requests, patterns in turn, reads only, writes only and mixed."""
+    rng = np.random.default_rng(seed)
+    segment = min(SEGMENT, -(-count // (2 * len(PATTERNS))))
+    for i, start in enumerate(range(0, count, segment)):
+        size = min(segment, count - start)
+        lines = PATTERNS[i % len(PATTERNS)](rng, size, memory_bytes)
+        write = rng.random(size) < (0.5, 0.0, 1.0, 0.1)[i // len(PATTERNS) % 4]
+        yield Requests(lines * np.uint64(LINE_BYTES), write)
+
+
+def from_trace(path: Path) -> Iterator[Requests]:
+    """The accesses of a recorded capture stream, as lines."""
+    for chunk in BusReader(path):
+        yield Requests(chunk.address & ~np.uint64(LINE_BYTES - 1), chunk.write)
+
+
+def with_pauses(words: U64, rng: np.random.Generator) -> U64:
+    """Now and then a port waits, so that refresh finds banks idle, and rows are left open."""
+    at = np.flatnonzero(rng.random(words.size) < 1e-3)
+    waits = np.array(
+        [
+            run.pause(int(clocks), int(port))
+            for clocks, port in zip(
+                rng.integers(1, 500, at.size), rng.integers(0, geometry.PORTS, at.size), strict=True
+            )
+        ],
+        np.uint64,
+    )
+    return np.insert(words, at, waits)
+
+
+# Checking ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one snooper wrote."""
+
+    time_ticks: U64
+    address: U64
+    write: Bools
+    lost: list[Lost]
+
+
+def read_stream(path: Path, channel: int) -> Stream:
+    """All of a capture stream."""
+    times, addresses, writes = [], [], []
+    lost: list[Lost] = []
+    accesses = 0
+    for chunk in BusReader(path, channel):
+        for mark in chunk.marks:
+            if mark.code not in (wire.Mark.START, wire.Mark.STOP):
+                raise Wrong(f"channel {channel} has a mark {mark}")
+        lost += [replace(lost, position=lost.position + accesses) for lost in chunk.lost]
+        accesses += chunk.time.size
+        times.append(chunk.time)
+        addresses.append(chunk.address)
+        writes.append(chunk.write)
+    return Stream(np.concatenate(times), np.concatenate(addresses), np.concatenate(writes), lost)
+
+
+def on_the_bus(requests: Requests, bank: U64, command_bank: U64) -> Requests:
+    """The requests in the order of their column commands: each bank keeps their order."""
+    if bank.size != command_bank.size:
+        raise Wrong(f"{command_bank.size} column commands for {bank.size} requests")
+    by_bank = np.argsort(bank, kind="stable")
+    commands_by_bank = np.argsort(command_bank, kind="stable")
+    if not np.array_equal(bank[by_bank], command_bank[commands_by_bank]):
+        raise Wrong("the controller did not serve each request once in its bank")
+    order = np.empty(bank.size, np.int64)
+    order[commands_by_bank] = by_bank
+    return Requests(requests.address[order], requests.write[order])
+
+
+@dataclass
+class Verdict:
+    """Counts of requests; see the module."""
+
+    requests: int = 0
+    recovered: int = 0
+    wrong: int = 0
+    lost: int = 0
+
+
+def compare(expected: Requests, time_ticks: U64, stream: Stream, verdict: Verdict) -> None:
+    """Hold a channel's stream against its column commands, both in bus order.
+
+    The snooper's time runs a constant ahead of the harness's: that of the first record.
+    """
+    verdict.requests += time_ticks.size
+    if not stream.time_ticks.size:
+        verdict.lost += time_ticks.size
+        return
+    at = stream.time_ticks - (stream.time_ticks[0] - time_ticks[0])
+    command = np.minimum(np.searchsorted(time_ticks, at), time_ticks.size - 1)
+    right = (
+        (time_ticks[command] == at)
+        & (expected.address[command] == stream.address)
+        & (expected.write[command] == stream.write)
+    )
+    seen = np.zeros(time_ticks.size, np.bool_)
+    seen[command[right]] = True
+    recovered = int(np.count_nonzero(seen))
+    verdict.recovered += recovered
+    verdict.wrong += stream.time_ticks.size - recovered
+    verdict.lost += time_ticks.size - recovered
+    if sum(lost.count or 0 for lost in stream.lost) != time_ticks.size - stream.time_ticks.size:
+        raise Wrong("the stream's LOST records do not tell how many accesses are missing")
+    # Between the records around it, each LOST record must tell exactly what is missing there.
+    missing = np.concatenate([[0], np.cumsum(~seen)])
+    for lost in stream.lost:
+        first = int(command[lost.position - 1]) + 1 if lost.position else 0
+        end = int(command[lost.position]) if lost.position < command.size else time_ticks.size
+        if missing[end] - missing[first] != lost.count:
+            raise Wrong(f"a LOST record tells of {lost.count}, {end - first} are missing there")
+
+
+# Running ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stall:
+    """How a link stalls: mean lengths of the spells in which it takes words, and takes none."""
+
+    open_clocks: int
+    closed_clocks: int
+
+
+def run_requests(
+    segments: Sequence[Requests],
+    *,
+    channels: int = 1,
+    seed: int = 1,
+    sys_ps: int = run.CLOCK_PS,
+    stall: Stall | None = None,
+) -> tuple[Verdict, run.Result]:
+    """Simulate, and hold the streams against the commands.
+
+    :raises Wrong: a stream contradicts the bus, or itself.
+    :raises PtatError: the simulation failed, or a stream is damaged.
+    """
+    rng = np.random.default_rng(seed)
+    memory = SnoopedMemory(channels, [Window(0, channels << 33)], sys_ps=sys_ps)
+    memory.start()
+    if stall:
+        memory.simulation.stall(stall.open_clocks, stall.closed_clocks, seed)
+    for segment in segments:
+        words = memory.words(segment.address, segment.write)
+        memory.simulation.flood(with_pauses(words, rng))
+    requests = Requests(
+        np.concatenate([segment.address for segment in segments]),
+        np.concatenate([segment.write for segment in segments]),
+    )
+    with tempfile.TemporaryDirectory(prefix="ptat-sim.") as work:
+        paths = [Path(work) / f"bus.{channel}.raw" for channel in range(channels)]
+        result, _ = memory.execute(paths)
+        streams = [read_stream(path, channel) for channel, path in enumerate(paths)]
+    channel = result.channel.astype(np.uint64)
+    command_bank = bank_number(channel, result.bank.astype(np.uint64))
+    expected = on_the_bus(requests, memory.bank_of(requests.address), command_bank)
+    verdict = Verdict()
+    for number, stream in enumerate(streams):
+        here = channel == number
+        mine = Requests(expected.address[here], expected.write[here])
+        compare(mine, result.time_ticks[here], stream, verdict)
+    return verdict, result
+
+
+def parse_stall(text: str) -> Stall:
+    """``OPEN:CLOSED``, in clocks."""
+    open_clocks, _, closed_clocks = text.partition(":")
+    if not (open_clocks.isdecimal() and closed_clocks.isdecimal() and int(open_clocks)):
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as 100:2000")
+    return Stall(int(open_clocks), int(closed_clocks))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate and print the verdict."""
+    parser = argparse.ArgumentParser(prog="make sim-snoop", description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=300_000, help="default: 300,000")
+    parser.add_argument("--seed", type=int, default=1, help="of the requests (default: 1)")
+    parser.add_argument("--channels", type=int, choices=(1, 2), default=1, help="default: 1")
+    parser.add_argument(
+        "--trace", type=Path, help="a capture stream whose accesses are the requests instead"
+    )
+    parser.add_argument(
+        "--sys-ps",
+        type=int,
+        default=run.CLOCK_PS,
+        help=f"period of the link's clock (default: the snooper's, {run.CLOCK_PS} ps)",
+    )
+    parser.add_argument(
+        "--stall",
+        type=parse_stall,
+        help="OPEN:CLOSED, mean clocks that the link takes words, or not",
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.requests < 1:
+        parser.error("--requests: at least 1")
+    memory_bytes = arguments.channels << 33
+    try:
+        if arguments.trace:
+            segments = list(from_trace(arguments.trace))
+        else:
+            segments = list(generate(arguments.requests, memory_bytes, arguments.seed))
+        verdict, result = run_requests(
+            segments,
+            channels=arguments.channels,
+            seed=arguments.seed,
+            sys_ps=arguments.sys_ps,
+            stall=arguments.stall,
+        )
+    except Wrong as wrong:
+        print(f"sim-snoop: {wrong}", file=sys.stderr)
+        return 1
+    except PtatError as error:
+        print(f"sim-snoop: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"sim-snoop: {error.hint}", file=sys.stderr)
+        return 2
+    speed = round(result.cycles / result.seconds)
+    print(json.dumps({**asdict(verdict), "cycles_per_s": speed}))
+    return int(verdict.wrong > 0 or (verdict.lost > 0 and not arguments.stall))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

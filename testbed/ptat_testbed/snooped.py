@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""A simulated memory with a snooper on each channel: addresses in, capture streams out.
+
+The gateware's simulator knows DRAM coordinates, registers and clocks. Here it gets what a host
+would give a board: an address mapping (`ptat_host.dram`), windows, start and stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_gateware.sim import geometry, run
+from ptat_gateware.sim.build import SimulatorError
+from ptat_host import dram
+from ptat_host.boards.base import BoardError
+
+U64 = npt.NDArray[np.uint64]
+
+MAPPING = "ivy-bridge"
+SETTLE_CLOCKS = 200
+"""From a register to the snooper's clock and through all of its stages, with room to spare."""
+SILENT_CLOCKS = 4096
+"""Links that are silent for so long have nothing more to send."""
+COUNTERS = ("accesses", "matched", "packer_emitted", "packer_lost")
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the snooper of a channel counted."""
+
+    accesses: int
+    matched: int
+    emitted: int
+    lost: int
+
+    def check(self, channel: int) -> None:
+        """Raise `BoardError` unless all that matched was emitted or is counted as lost."""
+        if self.emitted + self.lost != self.matched:
+            raise BoardError(
+                f"snooper {channel}: of {self.matched} accesses that matched, {self.emitted} were"
+                f" emitted and {self.lost} counted as lost"
+            )
+
+
+class SnoopedMemory:
+    """Memory of 8 GiB a channel, its controllers' address mapping, and the snoopers.
+
+    `simulation` is for what else there is to do between `start` and `execute`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        windows: Sequence[dram.Window],
+        *,
+        snoop_ps: int = run.CLOCK_PS,
+        sys_ps: int = run.CLOCK_PS,
+    ) -> None:
+        self.channels = channels
+        self.mapping = dram.preset(MAPPING, channels, geometry.ROW_BITS)
+        try:
+            self.simulation = run.Simulation(channels, snoop_ps=snoop_ps, sys_ps=sys_ps)
+        except SimulatorError as error:
+            raise BoardError(str(error), error.hint) from error
+        for channel in range(channels):
+            for register, value in [
+                ("packer_channel", channel),
+                *self.mapping.register_writes(channel),
+                *dram.window_writes(windows),
+            ]:
+                self.simulation.write(f"snooper{channel}_{register}", value)
+
+    def words(self, addresses: U64, write: npt.NDArray[np.bool_]) -> U64:
+        """Requests for reads and writes of these physical addresses (64-byte lines)."""
+        at = self.mapping.coordinates(addresses)
+        return run.requests(
+            geometry.native_address(at["rank"], at["bank"], at["row"], at["column"]),
+            geometry.port_of(at["rank"], at["bank"]),
+            write.astype(np.uint64),
+            at["channel"],
+        )
+
+    def bank_of(self, addresses: U64) -> U64:
+        """Channel, rank and bank of each address, as one number."""
+        at = self.mapping.coordinates(addresses)
+        return bank_number(at["channel"], at["rank"] << np.uint64(geometry.BANK_BITS) | at["bank"])
+
+    def start(self) -> None:
+        """Let the snoopers record."""
+        for channel in range(self.channels):
+            self.simulation.write(f"snooper{channel}_control", 1)
+        self.simulation.run(SETTLE_CLOCKS)
+
+    def execute(self, bus_paths: list[Path]) -> tuple[run.Result, list[Counters]]:
+        """Stop the snoopers and run it all; the streams go to `bus_paths`.
+
+        :raises BoardError: it could not be run, or the snoopers' counters do not add up.
+        """
+        self.simulation.run(SETTLE_CLOCKS)
+        for channel in range(self.channels):
+            self.simulation.write(f"snooper{channel}_control", 0)
+        self.simulation.stall(1, 0, 0)
+        self.simulation.drain(SILENT_CLOCKS)
+        for channel in range(self.channels):
+            self.simulation.write(f"snooper{channel}_control", 1 << 2)  # latch
+            self.simulation.run(SETTLE_CLOCKS)
+            for register in COUNTERS:
+                self.simulation.read(f"snooper{channel}_{register}")
+        try:
+            result = self.simulation.execute(bus_paths)
+        except SimulatorError as error:
+            raise BoardError(str(error), error.hint) from error
+        counters = []
+        for channel in range(self.channels):
+            values = (result.registers[f"snooper{channel}_{name}"][0] for name in COUNTERS)
+            counters.append(Counters(*values))
+            counters[-1].check(channel)
+        return result, counters
+
+
+def bank_number(channel: U64, bank: U64) -> U64:
+    """One number for a bank of a channel, its rank included in `bank`."""
+    return channel << np.uint64(geometry.RANK_BITS + geometry.BANK_BITS) | bank
