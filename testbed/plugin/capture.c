@@ -4,7 +4,7 @@
 
 #include "capture.h"
 
-static uint64_t clock_ns(void)
+uint64_t capture_clock_ns(void)
 {
 	struct timespec now;
 
@@ -50,7 +50,7 @@ void capture_start(struct capture *capture)
 {
 	pthread_mutex_lock(&capture->lock);
 	if (!capture->closed) {
-		bus_mark(&capture->bus, PTAT_WIRE_MARK_START, 0, clock_ns());
+		bus_mark(&capture->bus, PTAT_WIRE_MARK_START, 0, capture_clock_ns());
 		set_active(capture, true);
 	}
 	pthread_mutex_unlock(&capture->lock);
@@ -61,7 +61,7 @@ void capture_stop(struct capture *capture)
 	pthread_mutex_lock(&capture->lock);
 	if (capture->active) {
 		set_active(capture, false);
-		bus_mark(&capture->bus, PTAT_WIRE_MARK_STOP, 0, clock_ns());
+		bus_mark(&capture->bus, PTAT_WIRE_MARK_STOP, 0, capture_clock_ns());
 		save(capture);
 	}
 	pthread_mutex_unlock(&capture->lock);
@@ -90,15 +90,18 @@ bool capture_begin(struct capture *capture)
 	if (!__atomic_load_n(&capture->active, __ATOMIC_RELAXED))
 		return false;
 	pthread_mutex_lock(&capture->lock);
-	if (capture->active) {
-		capture->now_ns = clock_ns();
+	if (capture->active)
 		return true;
-	}
 	pthread_mutex_unlock(&capture->lock);
 	return false;
 }
 
-void capture_end(struct capture *capture)
+void capture_lock(struct capture *capture)
+{
+	pthread_mutex_lock(&capture->lock);
+}
+
+void capture_unlock(struct capture *capture)
 {
 	pthread_mutex_unlock(&capture->lock);
 }
@@ -143,8 +146,8 @@ static void count_walk(struct counters *counters, const struct walk_context *con
 		space->walk_completed_size[context->cause][walk_page_size(walk)]++;
 }
 
-void capture_walk(struct capture *capture, const struct walk_context *context, uint64_t va,
-		  const struct walk *walk)
+void capture_walk(struct capture *capture, const struct walk_context *context, uint64_t now_ns,
+		  uint64_t va, const struct walk *walk)
 {
 	struct ptat_truth record = {
 		.va = va,
@@ -155,9 +158,8 @@ void capture_walk(struct capture *capture, const struct walk_context *context, u
 		.cpu = context->cpu,
 	};
 	bool hardware_write = false;
-	/* A walk's reads follow each other at once: on a 64-byte bus only that joins them. */
-	uint64_t now_ns = clock_ns();
 
+	/* A walk's reads follow each other at once: on a 64-byte bus only that joins them. */
 	for (int i = 0; i < walk->reads; i++) {
 		uint64_t pa = walk->read[i];
 		bool last = i == walk->reads - 1;
@@ -226,7 +228,7 @@ void capture_cpu_access(struct capture *capture, uint64_t pa, unsigned bytes, bo
 	for (uint64_t at = pa; capture->active && at < end; at = (at | (step - 1)) + 1) {
 		if (!region_has(capture->options, at))
 			continue;
-		bus_access(&capture->bus, at, store, clock_ns());
+		bus_access(&capture->bus, at, store, capture_clock_ns());
 		if (!counted)
 			count_cpu_access(capture, at, store, locked);
 		counted = true;

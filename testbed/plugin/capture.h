@@ -16,9 +16,8 @@
 
 struct capture {
 	pthread_mutex_t lock;
-	bool active;	 /* written under the lock; read without it as a hint */
-	bool closed;	 /* QEMU is exiting; vCPUs may still run */
-	uint64_t now_ns; /* of the last capture_begin() */
+	bool active; /* written under the lock; read without it as a hint */
+	bool closed; /* QEMU is exiting; vCPUs may still run */
 
 	const struct options *options;
 	const struct guest_ram *ram;
@@ -53,18 +52,23 @@ void capture_stop(struct capture *capture);
 /* Writes everything that is left, also if the guest never said STOP. */
 void capture_close(struct capture *capture);
 
+/* The clock of bus and truth. */
+uint64_t capture_clock_ns(void);
+
+void capture_lock(struct capture *capture);
+void capture_unlock(struct capture *capture);
+
 /* Takes the lock if recording. False: not recording, not locked. */
 bool capture_begin(struct capture *capture);
-void capture_end(struct capture *capture);
 
 /*
- * A walk, between capture_begin() and capture_end(), which may enclose several: its reads of the
- * region go on the bus, and if it was for a user address, it is written to the truth and counted.
- * The caller makes the walk itself inside, too, so that no other record comes between what it saw
- * and its reads.
+ * A walk at @now_ns, while recording and with the lock held, under which there may be several: its
+ * reads of the region go on the bus, and if it was for a user address, it is written to the truth
+ * and counted. The caller makes the walk itself under the lock, too, so that no other record comes
+ * between what it saw and its reads.
  */
-void capture_walk(struct capture *capture, const struct walk_context *context, uint64_t va,
-		  const struct walk *walk);
+void capture_walk(struct capture *capture, const struct walk_context *context, uint64_t now_ns,
+		  uint64_t va, const struct walk *walk);
 
 /* A load or store by the CPU at a physical address range that overlaps the region. */
 void capture_cpu_access(struct capture *capture, uint64_t pa, unsigned bytes, bool store,

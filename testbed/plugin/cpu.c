@@ -32,7 +32,6 @@ void cpu_write_cr0(struct cpu *cpu, uint64_t value)
 {
 	bool paging = value & CR0_PG;
 
-	cpu_drain(cpu);
 	if (paging != cpu->paging)
 		flush_all(cpu);
 	cpu->paging = paging;
@@ -40,7 +39,6 @@ void cpu_write_cr0(struct cpu *cpu, uint64_t value)
 
 void cpu_write_cr3(struct cpu *cpu, uint64_t value)
 {
-	cpu_drain(cpu);
 	cpu->cr3 = value & ~CR3_KEEP;
 	tlb_set_pcid(&cpu->tlb, current_pcid(cpu));
 	if (cpu->cr4 & CR4_PCIDE && value & CR3_KEEP)
@@ -53,7 +51,6 @@ void cpu_write_cr4(struct cpu *cpu, uint64_t value)
 {
 	uint64_t changed = cpu->cr4 ^ value;
 
-	cpu_drain(cpu);
 	/* PCIDE may be set without a flush, but only while the PCID is 0. */
 	if (changed & (CR4_PGE | CR4_PAE) || (changed & CR4_PCIDE && !(value & CR4_PCIDE)))
 		flush_all(cpu);
@@ -63,14 +60,12 @@ void cpu_write_cr4(struct cpu *cpu, uint64_t value)
 
 void cpu_invlpg(struct cpu *cpu, uint64_t va)
 {
-	cpu_drain(cpu);
 	tlb_flush_page(&cpu->tlb, va, current_pcid(cpu), true);
 	psc_flush_pcid(&cpu->psc, current_pcid(cpu));
 }
 
 void cpu_invpcid(struct cpu *cpu, uint64_t type, unsigned pcid, uint64_t va)
 {
-	cpu_drain(cpu);
 	switch (type) {
 	case 0: /* one address of one PCID, not global */
 		tlb_flush_page(&cpu->tlb, va, pcid, false);
@@ -146,16 +141,17 @@ static void walk_and_record(struct cpu *cpu, uint64_t va, struct walk_context *c
 			    struct walk *result)
 {
 	struct capture *capture = cpu->capture;
-	bool recording = cpu->draining ? cpu->recording : capture_begin(capture);
+	bool recording = cpu->in_batch ? capture->active : capture_begin(capture);
 
 	walk(cpu, va, result);
 	if (!recording)
 		return;
 	if (!(context->flags & PTAT_TRUTH_FLAG_FAULT) && has_raced(result, context->cause))
 		context->flags |= PTAT_TRUTH_FLAG_RACE;
-	capture_walk(capture, context, va, result);
-	if (!cpu->draining)
-		capture_end(capture);
+	capture_walk(capture, context, cpu->in_batch ? cpu->now_ns : capture_clock_ns(), va,
+		     result);
+	if (!cpu->in_batch)
+		capture_unlock(capture);
 }
 
 static struct walk_context walk_context(const struct cpu *cpu, uint8_t cause, bool kernel_mode)
@@ -168,7 +164,7 @@ static struct walk_context walk_context(const struct cpu *cpu, uint8_t cause, bo
 	};
 }
 
-static uint64_t translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode)
+uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode)
 {
 	enum tlb_side side = cause == PTAT_TRUTH_CAUSE_FETCH ? TLB_FETCH : TLB_DATA;
 	struct walk_context context;
@@ -189,30 +185,30 @@ static uint64_t translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kern
 	return KEY_VALID | flags;
 }
 
-void cpu_drain(struct cpu *cpu)
+static void model_access(struct cpu *cpu, uint64_t access)
 {
-	if (!cpu->deferred)
-		return;
-	cpu->draining = true;
-	cpu->recording = capture_begin(cpu->capture);
-	for (unsigned i = 0; i < cpu->deferred; i++) {
-		uint64_t va = cpu->queue[i] & ~BIT_U64(63);
-		bool store = cpu->queue[i] & BIT_U64(63);
+	uint64_t va = access & BATCH_VA;
 
-		if (!tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0))
-			translate(cpu, va, store ? PTAT_TRUTH_CAUSE_STORE : PTAT_TRUTH_CAUSE_LOAD,
-				  false);
-	}
-	if (cpu->recording)
-		capture_end(cpu->capture);
-	cpu->draining = false;
-	cpu->deferred = 0;
+	if (access & BATCH_FETCH)
+		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
+	if (access & BATCH_LOAD && !tlb_hit_fast(&cpu->tlb, va, 0))
+		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_LOAD, false);
+	if (access & BATCH_STORE && !tlb_hit_fast(&cpu->tlb, va, KEY_STORE))
+		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_STORE, false);
 }
 
-uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode)
+void cpu_model_batch(struct cpu *cpu, const struct batch *batch)
 {
-	cpu_drain(cpu);
-	return translate(cpu, va, cause, kernel_mode);
+	double ns_per_access = (double)(batch->end_ns - batch->begin_ns) / batch->accesses;
+
+	capture_lock(cpu->capture);
+	cpu->in_batch = true;
+	for (unsigned i = 0; i < batch->accesses; i++) {
+		cpu->now_ns = batch->begin_ns + (uint64_t)(i * ns_per_access);
+		model_access(cpu, batch->access[i]);
+	}
+	cpu->in_batch = false;
+	capture_unlock(cpu->capture);
 }
 
 void cpu_region_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool locked)
@@ -230,7 +226,6 @@ void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mod
 	struct walk_context context = walk_context(cpu, cause, kernel_mode);
 	struct walk result;
 
-	cpu_drain(cpu);
 	if (!cpu->paging || !is_user_address(va))
 		return;
 	tlb_flush_page(&cpu->tlb, va, current_pcid(cpu), true);

@@ -12,28 +12,38 @@
 #define CR4_PGE	  BIT_U64(7)
 #define CR4_PCIDE BIT_U64(17)
 
-#define CPU_QUEUE 64
-
 struct cpu {
-	struct tlb tlb;	   /* first: the fast path reads its head */
-	unsigned deferred; /* entries of queue in use */
+	struct tlb tlb; /* first: the fast path reads its head */
 	struct psc psc;
 	struct capture *capture;
 	uint64_t cr3, cr4;
 	bool paging;
 	uint8_t index;
 
-	/* Accesses by user code that are still to be modelled, in order. */
-	bool draining, recording;
-	uint64_t queue[CPU_QUEUE]; /* va, and bit 63: a store */
+	/* While a batch is modelled: the capture's lock is held; the time of the access. */
+	bool in_batch;
+	uint64_t now_ns;
+};
+
+/* An access of a batch: a user address, its page, and what is done there. */
+#define BATCH_VA       BITS_U64(46, 0)
+#define BATCH_PAGE     BITS_U64(46, 12)
+#define BATCH_LOAD     BIT_U64(61)
+#define BATCH_STORE    BIT_U64(62) /* after the load, if there is one, too */
+#define BATCH_FETCH    BIT_U64(63)
+
+#define BATCH_ACCESSES 1024
+
+/* Accesses by user code in program order, between two points in time. */
+struct batch {
+	uint64_t begin_ns, end_ns;
+	unsigned accesses;
+	uint64_t access[BATCH_ACCESSES];
 };
 
 void cpu_init(struct cpu *cpu, unsigned index, const struct cpu_model *model,
 	      struct capture *capture);
 void cpu_free(struct cpu *cpu);
-
-/* Models all that was deferred; the functions below do so on their own. */
-void cpu_drain(struct cpu *cpu);
 
 /* Before the instruction takes effect. What they flush: Intel SDM vol. 3A, section 4.10.4. */
 void cpu_write_cr0(struct cpu *cpu, uint64_t value);
@@ -43,26 +53,17 @@ void cpu_invlpg(struct cpu *cpu, uint64_t va);
 void cpu_invpcid(struct cpu *cpu, uint64_t type, unsigned pcid, uint64_t va);
 
 /*
- * A load or store by user code at a user address, inside one page: modelled later, at the latest
- * before anything else of this vCPU. The result is the same as long as no other vCPU can change
- * the tables in between; but the host's CPU can go on with the guest's next accesses while this
- * one waits for memory, and a lock and a clock serve many walks.
- */
-static inline void cpu_defer(struct cpu *cpu, uint64_t va, bool store)
-{
-	if (!cpu->deferred && tlb_lookup(&cpu->tlb, TLB_DATA, va, store ? KEY_STORE : 0))
-		return; /* only walks are worth it */
-	cpu->queue[cpu->deferred++] = va | (uint64_t)store << 63;
-	if (cpu->deferred == CPU_QUEUE)
-		cpu_drain(cpu);
-}
-
-/*
  * An access that has just succeeded, or an instruction fetch; it must not cross a page. Returns
  * the flags of the page's TLB key, 0 if paging is off or if the tables have already changed.
  * @cause: PTAT_TRUTH_CAUSE_*.
  */
 uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode);
+
+/*
+ * The same for each access of a batch. Walks get times between its begin and its end, in
+ * proportion to where in the batch they are.
+ */
+void cpu_model_batch(struct cpu *cpu, const struct batch *batch);
 
 /* A load or store inside one page for which cpu_translate() said KEY_REGION. */
 void cpu_region_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool locked);

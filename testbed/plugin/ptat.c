@@ -18,8 +18,8 @@
 
 #include "qemu-plugin.h"
 
-#include "cpu.h"
 #include "insn.h"
+#include "queue.h"
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 
@@ -43,7 +43,8 @@ static const char *const reg_names[REGS] = {
 };
 
 struct vcpu {
-	struct cpu cpu;
+	struct queue queue;
+	struct cpu cpu __attribute__((aligned(64))); /* not the vCPU's while the queue is in use */
 	struct qemu_plugin_register *reg[REGS];
 	GByteArray *bytes;
 
@@ -62,10 +63,17 @@ static struct options options;
 static struct guest_ram ram;
 static struct capture capture;
 static struct vcpu *vcpus;
-static bool may_defer;
+static bool may_queue;
 
 /* Code page of the last fetch, or 0: as long as it does not change, no callback is needed. */
 static qemu_plugin_u64 last_code_page;
+
+/* The model, now that all accesses so far are in it. */
+static struct cpu *cpu_of(struct vcpu *vcpu)
+{
+	queue_drain(&vcpu->queue);
+	return &vcpu->cpu;
+}
 
 static uint64_t read_register(struct vcpu *vcpu, unsigned reg)
 {
@@ -95,13 +103,21 @@ static uint64_t fetch_va(struct vcpu *vcpu, uint64_t code_page)
 	return vcpu->fetch[slot].va;
 }
 
+static void fetch(struct vcpu *vcpu, uint64_t va)
+{
+	if (may_queue && is_user_address(va))
+		queue_fetch(&vcpu->queue, va);
+	else
+		cpu_translate(cpu_of(vcpu), va, PTAT_TRUTH_CAUSE_FETCH, false);
+}
+
 static void on_fetch(unsigned cpu_index, void *argument)
 {
 	struct vcpu *vcpu = &vcpus[cpu_index];
 	uint64_t code_page = (uintptr_t)argument;
 
 	qemu_plugin_u64_set(last_code_page, cpu_index, code_page);
-	cpu_translate(&vcpu->cpu, fetch_va(vcpu, code_page), PTAT_TRUTH_CAUSE_FETCH, false);
+	fetch(vcpu, fetch_va(vcpu, code_page));
 }
 
 /* For code that goes on to the next page, or lies in no RAM. */
@@ -111,9 +127,9 @@ static void on_fetch_bytes(unsigned cpu_index, void *argument)
 	uint64_t va = read_register(vcpu, REG_RIP);
 	uint64_t last = va + (uintptr_t)argument - 1;
 
-	cpu_translate(&vcpu->cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
+	fetch(vcpu, va);
 	if (va / PAGE_BYTES != last / PAGE_BYTES)
-		cpu_translate(&vcpu->cpu, last, PTAT_TRUTH_CAUSE_FETCH, false);
+		fetch(vcpu, last);
 	qemu_plugin_u64_set(last_code_page, cpu_index, 0);
 }
 
@@ -145,24 +161,21 @@ static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va
 }
 
 /* Not inline: the callbacks below then need no stack frame where they hit. */
-static __attribute__((noinline)) void access_slow(struct cpu *cpu, qemu_plugin_meminfo_t info,
+static __attribute__((noinline)) void access_slow(struct vcpu *vcpu, qemu_plugin_meminfo_t info,
 						  uint64_t va, bool store, uintptr_t flags)
 {
-	if (may_defer && !(flags & MEM_KERNEL) && is_user_address(va) && !may_cross_page(va))
-		cpu_defer(cpu, va, store);
-	else
-		data_access(cpu, info, va, store, flags);
+	data_access(cpu_of(vcpu), info, va, store, flags);
 }
 
 static inline void on_access(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
 			     bool store, uintptr_t flags)
 {
-	struct cpu *cpu = &vcpus[cpu_index].cpu;
+	struct vcpu *vcpu = &vcpus[cpu_index];
 
-	if (G_LIKELY(tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0) && !cpu->deferred &&
-		     !may_cross_page(va)))
+	if (G_LIKELY(!vcpu->queue.pending && !may_cross_page(va) &&
+		     tlb_hit_fast(&vcpu->cpu.tlb, va, store ? KEY_STORE : 0)))
 		return;
-	access_slow(cpu, info, va, store, flags);
+	access_slow(vcpu, info, va, store, flags);
 }
 
 static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
@@ -173,6 +186,45 @@ static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
 static void on_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
 {
 	on_access(cpu_index, info, va, true, (uintptr_t)argument);
+}
+
+static __attribute__((noinline)) void user_access_slow(struct vcpu *vcpu,
+						       qemu_plugin_meminfo_t info, uint64_t va,
+						       bool store, uintptr_t flags)
+{
+	uint64_t last = va + (UINT64_C(1) << qemu_plugin_mem_size_shift(info)) - 1;
+	uint64_t kind = store ? BATCH_STORE : BATCH_LOAD;
+
+	if (!is_user_address(va) || !is_user_address(last)) {
+		access_slow(vcpu, info, va, store, flags); /* as of a descriptor table */
+		return;
+	}
+	queue_access(&vcpu->queue, va, kind);
+	queue_access(&vcpu->queue, last, kind); /* no more than a comparison on the same page */
+}
+
+/* By user code, if accesses may be queued. */
+static inline void on_user_access(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
+				  bool store, uintptr_t flags)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+
+	if (G_LIKELY(is_user_address(va) && !may_cross_page(va)))
+		queue_access(&vcpu->queue, va, store ? BATCH_STORE : BATCH_LOAD);
+	else
+		user_access_slow(vcpu, info, va, store, flags);
+}
+
+static void on_user_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
+			 void *argument)
+{
+	on_user_access(cpu_index, info, va, false, (uintptr_t)argument);
+}
+
+static void on_user_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
+			  void *argument)
+{
+	on_user_access(cpu_index, info, va, true, (uintptr_t)argument);
 }
 
 /* First instruction of the guest's page fault handler: CR2 and the error code are still fresh. */
@@ -191,7 +243,7 @@ static void on_page_fault(unsigned cpu_index, void *argument)
 		cause = PTAT_TRUTH_CAUSE_STORE;
 	else if (error & 16)
 		cause = PTAT_TRUTH_CAUSE_FETCH;
-	cpu_page_fault(&vcpu->cpu, va, cause, !(error & 4));
+	cpu_page_fault(cpu_of(vcpu), va, cause, !(error & 4));
 }
 
 static uint64_t effective_address(struct vcpu *vcpu, const struct insn *insn)
@@ -216,31 +268,31 @@ static void invpcid(struct vcpu *vcpu, const struct insn *insn)
 					   sizeof(descriptor)))
 		return; /* the instruction will fault */
 	memcpy(descriptor, vcpu->bytes->data, sizeof(descriptor));
-	cpu_invpcid(&vcpu->cpu, type, descriptor[0] & CR3_PCID, descriptor[1]);
+	cpu_invpcid(cpu_of(vcpu), type, descriptor[0] & CR3_PCID, descriptor[1]);
 }
 
 static void on_control(unsigned cpu_index, void *argument)
 {
 	struct vcpu *vcpu = &vcpus[cpu_index];
 	const struct insn *insn = argument;
+	struct cpu *cpu = cpu_of(vcpu);
 
 	switch (insn->kind) {
 	case INSN_MOV_TO_CR:
 		if (insn->cr == 0)
-			cpu_write_cr0(&vcpu->cpu, read_register(vcpu, insn->reg));
+			cpu_write_cr0(cpu, read_register(vcpu, insn->reg));
 		else if (insn->cr == 3)
-			cpu_write_cr3(&vcpu->cpu, read_register(vcpu, insn->reg));
+			cpu_write_cr3(cpu, read_register(vcpu, insn->reg));
 		else if (insn->cr == 4)
-			cpu_write_cr4(&vcpu->cpu, read_register(vcpu, insn->reg));
+			cpu_write_cr4(cpu, read_register(vcpu, insn->reg));
 		break;
 	case INSN_INVLPG:
-		cpu_invlpg(&vcpu->cpu, effective_address(vcpu, insn));
+		cpu_invlpg(cpu, effective_address(vcpu, insn));
 		break;
 	case INSN_INVPCID:
 		invpcid(vcpu, insn);
 		break;
 	case INSN_MAGIC:
-		cpu_drain(&vcpu->cpu);
 		if (insn->magic == MAGIC_START)
 			capture_start(&capture);
 		else if (insn->magic == MAGIC_STOP)
@@ -256,6 +308,7 @@ static void translate_insn(struct qemu_plugin_insn *insn)
 {
 	uint64_t va = qemu_plugin_insn_vaddr(insn);
 	uintptr_t flags = is_user_address(va) ? 0 : MEM_KERNEL;
+	bool queued = may_queue && is_user_address(va);
 	struct insn decoded;
 	uint8_t bytes[16];
 	size_t length = qemu_plugin_insn_data(insn, bytes, sizeof(bytes));
@@ -271,10 +324,10 @@ static void translate_insn(struct qemu_plugin_insn *insn)
 	if (va == options.pf_entry)
 		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_page_fault, QEMU_PLUGIN_CB_R_REGS,
 						       NULL);
-	qemu_plugin_register_vcpu_mem_cb(insn, on_load, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R,
-					 (void *)flags);
-	qemu_plugin_register_vcpu_mem_cb(insn, on_store, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_W,
-					 (void *)flags);
+	qemu_plugin_register_vcpu_mem_cb(insn, queued ? on_user_load : on_load,
+					 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R, (void *)flags);
+	qemu_plugin_register_vcpu_mem_cb(insn, queued ? on_user_store : on_store,
+					 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_W, (void *)flags);
 }
 
 /*
@@ -309,6 +362,7 @@ static void on_vcpu_init(qemu_plugin_id_t id, unsigned cpu_index)
 
 	(void)id;
 	cpu_init(&vcpu->cpu, cpu_index, &options.model, &capture);
+	queue_init(&vcpu->queue, &vcpu->cpu, may_queue && g_get_num_processors() > 1);
 	vcpu->bytes = g_byte_array_new();
 	for (unsigned i = 0; i < descriptors->len; i++) {
 		qemu_plugin_reg_descriptor *descriptor =
@@ -380,7 +434,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 		abort();
 	memset(vcpus, 0, sizeof(*vcpus) * info->system.max_vcpus);
 	/* No other vCPU can change tables, and our kernel's code is fetched before it runs. */
-	may_defer = info->system.max_vcpus == 1;
+	may_queue = info->system.max_vcpus == 1;
 	last_code_page = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
 
 	qemu_plugin_register_vcpu_init_cb(id, on_vcpu_init);

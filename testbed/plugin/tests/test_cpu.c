@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* One or two vCPUs over hand-made tables: what they put on the bus and into truth and counters. */
-#include "cpu.h"
+#include "queue.h"
 #include "stream.h"
 
 #define PAGE	    UINT64_C(4096)
@@ -484,68 +484,121 @@ static void test_outside_recording(void)
 	CHECK_EQUAL(counter("region", "cpu_entry_stores"), 0);
 }
 
-/* Loads, stores, fetches, faults and flushes at random; what is on the bus, without times. */
-static void random_run(bool defer)
+enum how { DIRECT, QUEUED, THREADED };
+
+static struct cpu *drained(struct queue *queue)
 {
-	uint64_t state = 1;
+	queue_drain(queue);
+	return &cpu;
+}
+
+static void user_access(struct queue *queue, enum how how, uint64_t va, uint8_t cause)
+{
+	if (how == DIRECT)
+		cpu_translate(&cpu, va, cause, false);
+	else if (cause == PTAT_TRUTH_CAUSE_FETCH)
+		queue_fetch(queue, va);
+	else
+		queue_access(queue, va, cause == PTAT_TRUTH_CAUSE_STORE ? BATCH_STORE : BATCH_LOAD);
+}
+
+#define BUSY_STEPS   5000
+#define RANDOM_STEPS (BUSY_STEPS + 3 * QUEUE_BATCHES * BATCH_ACCESSES)
+
+/*
+ * Loads, stores, fetches, faults and flushes at random, then only what can be queued, more than the
+ * queue can hold. Often the same page is meant again.
+ */
+static void random_run(enum how how)
+{
+	static struct queue queue;
+	uint64_t state = 1, va = 0;
 
 	start(8);
-	for (int i = 0; i < 5000; i++) {
-		uint64_t va = test_random(&state) % 1024 * PAGE;
-		bool is_store = test_random(&state) % 2;
+	queue_init(&queue, &cpu, how == THREADED);
+	for (int i = 0; i < RANDOM_STEPS; i++) {
+		uint8_t cause = test_random(&state) % 2;
+		uint64_t *entry;
 
-		switch (test_random(&state) % 64) {
+		if (test_random(&state) % 2)
+			va = test_random(&state) % (1024 * PAGE);
+		entry = &memory[35 + va / PAGE / 512][va / PAGE % 512];
+		if (!(*entry & PTE_WRITE))
+			cause = PTAT_TRUTH_CAUSE_LOAD; /* a store would not have succeeded */
+		switch (test_random(&state) % (i < BUSY_STEPS ? 64 : 16)) {
 		case 0:
-			cpu_page_fault(&cpu, va, PTAT_TRUTH_CAUSE_LOAD, false);
-			break;
 		case 1:
-			cpu_invlpg(&cpu, va);
+			user_access(&queue, how, va, PTAT_TRUTH_CAUSE_FETCH);
 			break;
-		case 2:
-			cpu_translate(&cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
+		case 16:
+			cpu_page_fault(drained(&queue), va, PTAT_TRUTH_CAUSE_LOAD, false);
 			break;
-		case 3:
+		case 17:
+			cpu_invlpg(drained(&queue), va);
+			break;
+		case 18:
 			/* As the kernel does, which is fetched first. */
-			cpu_translate(&cpu, KERNEL_VA, PTAT_TRUTH_CAUSE_FETCH, true);
-			memory[35 + va / PAGE / 512][va / PAGE % 512] ^= PTE_WRITE;
+			cpu_translate(drained(&queue), KERNEL_VA, PTAT_TRUTH_CAUSE_FETCH, true);
+			*entry ^= PTE_WRITE;
 			cpu_invlpg(&cpu, va);
 			break;
 		default:
-			if (defer)
-				cpu_defer(&cpu, va, is_store);
-			else
-				cpu_translate(&cpu, va, is_store, false);
+			user_access(&queue, how, va, cause);
 		}
 	}
-	cpu_drain(&cpu);
+	queue_drain(&queue);
+	queue_free(&queue);
 	finish();
 }
 
-static void test_deferred(void)
+static void test_queue(void)
 {
 	static struct ptat_truth before[TRUTHS_MAX];
 	struct stream bus_before;
 	size_t count;
 
-	random_run(false);
+	random_run(DIRECT);
 	count = truths;
-	CHECK(count > 500 && count < TRUTHS_MAX);
+	CHECK(count > 1000 && count < TRUTHS_MAX);
 	memcpy(before, truth, sizeof(before));
 	bus_before = bus;
 	bus = (struct stream){ 0 };
 
-	random_run(true);
-	CHECK_EQUAL(truths, count);
-	for (size_t i = 0; i < count; i++) {
-		CHECK_EQUAL(truth[i].va, before[i].va);
-		CHECK_EQUAL(truth[i].cause, before[i].cause);
-		CHECK_EQUAL(truth[i].flags, before[i].flags);
-		CHECK_EQUAL(truth[i].shift, before[i].shift);
+	for (enum how how = QUEUED; how <= THREADED; how++) {
+		random_run(how);
+		CHECK_EQUAL(truths, count);
+		for (size_t i = 0; i < count; i++) {
+			CHECK_EQUAL(truth[i].va, before[i].va);
+			CHECK_EQUAL(truth[i].cause, before[i].cause);
+			CHECK_EQUAL(truth[i].flags, before[i].flags);
+			CHECK_EQUAL(truth[i].shift, before[i].shift);
+		}
+		CHECK_EQUAL(bus.records, bus_before.records);
+		for (size_t i = 0; i < bus.records; i++)
+			CHECK_EQUAL(bus.record[i].value, bus_before.record[i].value);
 	}
-	CHECK_EQUAL(bus.records, bus_before.records);
-	for (size_t i = 0; i < bus.records; i++)
-		CHECK_EQUAL(bus.record[i].value, bus_before.record[i].value);
 	free(bus_before.record);
+}
+
+/* The walks of a batch lie between its begin and its end, in proportion. */
+static void test_batch_times(void)
+{
+	static struct batch batch;
+	uint64_t begin_ns;
+
+	start(8);
+	begin_ns = capture_clock_ns();
+	batch.begin_ns = begin_ns;
+	batch.end_ns = begin_ns + 4000;
+	batch.accesses = 4;
+	for (unsigned i = 0; i < 4; i++)
+		batch.access[i] = (i * 0x1000) | BATCH_LOAD;
+	cpu_model_batch(&cpu, &batch);
+	finish();
+	CHECK_EQUAL(truths, 4);
+	CHECK_EQUAL(truth[0].time, begin_ns + 1); /* after the PMD entry */
+	for (unsigned i = 1; i < 4; i++)
+		CHECK_EQUAL(truth[i].time, begin_ns + i * 1000);
 }
 
 int main(int argc, char **argv)
@@ -563,7 +616,8 @@ int main(int argc, char **argv)
 	test_cpu_accesses();
 	test_hardware_writes();
 	test_outside_recording();
-	test_deferred();
+	test_batch_times();
+	test_queue();
 	free(bus.record);
 	return 0;
 }
