@@ -50,9 +50,7 @@ from migen import Array, C, Case, Cat, If, Memory, Mux, Record, Signal
 from migen.genlib.cdc import BusSynchronizer, MultiReg
 
 from ptat_gateware.layouts import (
-    COLUMN_BITS,
     PHASES_PER_LANE,
-    RANK_BITS,
     Illegal,
     Layout,
     coordinate_layout,
@@ -88,7 +86,6 @@ T_RCD_BITS = 5
 # ACTs are remembered for as many steps of 4 CK as the longest tRCD may reach back.
 HISTORY_STEPS = 2**T_RCD_BITS // PHASES_PER_LANE
 
-
 ILLEGAL_COUNT_BITS = 16
 COUNT_BITS = 28
 
@@ -97,11 +94,8 @@ def _any(signals: Iterable[Any]) -> Any:
     return reduce(or_, signals)
 
 
-def _swapped(bits: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
-    order = list(range(len(bits)))
-    for low, high in pairs:
-        order[low], order[high] = high, low
-    return Cat(*(bits[index] for index in order))
+def _chosen(one_hot: Any, values: Iterable[Any]) -> Any:
+    return _any(Mux(hit, value, 0) for hit, value in zip(one_hot, values, strict=True))
 
 
 class SaturatingCounter(LiteXModule):
@@ -254,15 +248,22 @@ class CommandDecoder(LiteXModule):
         hits_c = [[self._bank_hits(command, rank) for rank in range(ranks)] for command in stage_b]
 
         early_c = self._too_early(columns_b, acts_b)
-        legal_c = []
+        # Of each kind at most one command of a group (and, but for columns, of a rank) is legal.
+        legal_c: list[Any] = []
+        legal_acts_c: list[list[Any]] = []
+        legal_refs_c: list[list[Any]] = []
         for group, whys in zip(self._grouped(stage_b), self._grouped(refused), strict=True):
-            legal = Signal()
-            # A second column command in a group is always refused.
-            pairs = zip(group, whys, strict=True)
-            self.sync.snoop += legal.eq(_any(command.column & (why == 0) for command, why in pairs))
-            legal_c.append(legal)
+            legal = [(command, why == 0) for command, why in zip(group, whys, strict=True)]
+            legal_c.append(self._delayed(_any(command.column & ok for command, ok in legal)))
+            for result, name in ((legal_acts_c, "act"), (legal_refs_c, "ref")):
+                found = [
+                    _any(getattr(command, name) & ok & command.ranks[rank] for command, ok in legal)
+                    for rank in range(ranks)
+                ]
+                result.append([self._delayed(signal) for signal in found])
 
         columns_c = [self._delayed(column) for column in columns_b]
+        act_banks_c = [[self._delayed(act.bank) for act in lane_acts] for lane_acts in acts_b]
         rows_d = self._rows(columns_b, columns_c, acts_b)
 
         # D: what four phases do to each bank --------------------------------------------------
@@ -278,6 +279,10 @@ class CommandDecoder(LiteXModule):
         columns_d = [self._delayed(column) for column in columns_c]
         early_d = [self._delayed(signal) for signal in early_c]
         legal_d = [self._delayed(signal) for signal in legal_c]
+        legal_acts_d, legal_refs_d, act_banks_d = (
+            [[self._delayed(signal) for signal in signals] for signals in by_lane]
+            for by_lane in (legal_acts_c, legal_refs_c, act_banks_c)
+        )
 
         # E: the state of the banks ------------------------------------------------------------
 
@@ -290,15 +295,12 @@ class CommandDecoder(LiteXModule):
             looked_up.append(found)
             then = []
             for rank in range(ranks):
-                banks = list(zip(ops[rank], now[rank], strict=True))
-                again, refresh = Signal(), Signal()
-                self.sync.snoop += [
-                    found[rank].eq(Array(now[rank])[column.bank]),
-                    again.eq(_any((op == OP_ACT) & bank[1] for op, bank in banks)),
-                    refresh.eq(_any((op == OP_REF) & bank[1] for op, bank in banks)),
-                ]
-                opened_again.append(again)
-                refreshed.append(refresh)
+                act_bank = Array(now[rank])[act_banks_d[lane][rank]]
+                any_open = _any(bank[1] for bank in now[rank])
+                opened_again.append(self._delayed(legal_acts_d[lane][rank] & act_bank[1]))
+                refreshed.append(self._delayed(legal_refs_d[lane][rank] & any_open))
+                self.sync.snoop += found[rank].eq(Array(now[rank])[column.bank])
+                banks = zip(ops[rank], now[rank], strict=True)
                 then.append([self._next_state(op, bank, lane) for op, bank in banks])
             now = then
         for rank in range(ranks):
@@ -308,6 +310,7 @@ class CommandDecoder(LiteXModule):
         columns_e = [self._delayed(column) for column in columns_d]
         rows_e = [[self._delayed(row) for row in tables] for tables in rows_d]
         early_e = [self._delayed(signal) for signal in early_d]
+        mirrored_e = [self._delayed((column.ranks & self.mirror) != 0) for column in columns_d]
         legal_e = [self._delayed(signal) for signal in legal_d]
 
         # F: access, or why not ----------------------------------------------------------------
@@ -315,24 +318,36 @@ class CommandDecoder(LiteXModule):
         closed, too_early, unknown = [], [], []
         for lane, source in enumerate(self.sources):
             column, legal, early = columns_e[lane], legal_e[lane], early_e[lane]
-            bank = Signal(2)
-            self.comb += bank.eq(Array(looked_up[lane])[column.rank])
+            state_then, row_pins = Signal(2), Signal(self.row_bits)
+            self.comb += [
+                state_then.eq(_chosen(column.ranks, looked_up[lane])),
+                row_pins.eq(Array(rows_e[lane])[state_then[0]] if phases > 4 else rows_e[lane][0]),
+            ]
+            # Tables and states go by the pins; only now are they what the rank calls them.
+            bank, row, a = (
+                self._unmirrored(mirrored_e[lane], pins, pairs)
+                for pins, pairs in (
+                    (column.bank, self.mirrored_bank_pins),
+                    (row_pins, self.mirrored_address_pins),
+                    (column.a, self.mirrored_address_pins),
+                )
+            )
+            chopped = self.burst[1] | (self.burst[0] & ~column.a[12])
             self.sync.snoop += [
-                source.valid.eq(legal & bank[1] & ~early),
+                source.valid.eq(legal & state_then[1] & ~early),
                 source.write.eq(column.write),
                 source.phase.eq(Cat(column.phase, C(lane, 1))),
-                source.rank.eq(column.rank),
-                source.bank.eq(column.bank[: self.bank_address_bits]),
-                source.row.eq(
-                    Array(rows_e[lane])[bank[0]] if lanes(phases) > 1 else rows_e[lane][0]
+                source.rank.eq(_chosen(column.ranks, range(ranks))),
+                Cat(source.bank[: self.bank_address_bits], source.bank_group).eq(bank),
+                source.row.eq(row),
+                # A burst of 8 shows its words 0 to 7 whatever A2:0 say, which only order them.
+                source.column.eq(
+                    Cat(C(0, 2), a[2] & chopped, *(a[pin] for pin in self.column_pins))
                 ),
-                source.column.eq(column.column),
             ]
-            if self.bank_bits > self.bank_address_bits:
-                self.sync.snoop += source.bank_group.eq(column.bank[self.bank_address_bits :])
-            closed.append(legal & (bank == CLOSED))
-            too_early.append(legal & bank[1] & early)
-            unknown.append(legal & (bank == UNKNOWN))
+            closed.append(legal & (state_then == CLOSED))
+            too_early.append(legal & state_then[1] & early)
+            unknown.append(legal & (state_then == UNKNOWN))
 
         # Events of one clock, and how many clocks they come before F.
         events: dict[Illegal, tuple[list[Any], int]] = {
@@ -384,6 +399,14 @@ class CommandDecoder(LiteXModule):
     def _delayed(self, source: Any) -> Any:
         result = Record(source.layout) if isinstance(source, Record) else Signal(len(source))
         self.sync.snoop += result.eq(source)
+        return result
+
+    def _unmirrored(self, mirrored: Any, pins: Any, pairs: tuple[tuple[int, int], ...]) -> Any:
+        order = list(range(len(pins)))
+        for low, high in pairs:
+            order[low], order[high] = high, low
+        result = Signal(len(pins))
+        self.comb += result.eq(Mux(mirrored, Cat(*(pins[index] for index in order)), pins))
         return result
 
     def _counter(self, strobes: list[Any], bits: int) -> Any:
@@ -484,89 +507,61 @@ class CommandDecoder(LiteXModule):
             ),
         ]
 
-    def _first(self, group: list[Any], chosen: list[Any]) -> tuple[Any, Any]:
-        """The first chosen command of a group, and its phase."""
-        first, phase = Record(group[0].layout), Signal(2)
-        for index in reversed(range(PHASES_PER_LANE)):
-            self.comb += If(chosen[index], first.eq(group[index]), phase.eq(index))
-        return first, phase
+    def _first(self, group: list[Any], chosen: list[Any], names: tuple[str, ...]) -> Any:
+        """Some fields of the first chosen command of a group, and its phase; registered."""
+        layout = [(name, len(getattr(group[0], name))) for name in names]
+        first = Record([("valid", 1), ("phase", 2), *layout])
+        phase = Signal(2)
+        choose = phase.eq(PHASES_PER_LANE - 1)
+        for index in reversed(range(PHASES_PER_LANE - 1)):
+            choose = If(chosen[index], phase.eq(index)).Else(choose)
+        self.comb += choose
+        self.sync.snoop += [
+            first.valid.eq(_any(chosen)),
+            first.phase.eq(phase),
+            *(
+                getattr(first, name).eq(Array(getattr(command, name) for command in group)[phase])
+                for name in names
+            ),
+        ]
+        return first
 
     def _first_column(self, group: list[Any]) -> Any:
         """The column command of four phases; if there are several, only the first can be legal."""
-        first, phase = self._first(group, [command.column for command in group])
-        result = Record(
-            [
-                ("write", 1),
-                ("phase", 2),
-                ("rank", RANK_BITS),
-                ("bank", self.bank_bits),
-                ("column", COLUMN_BITS),
-            ]
-        )
-        mirrored, chopped = Signal(), Signal()
-        bank, a = Signal(self.bank_bits), Signal(self.row_bits)
-        self.comb += [
-            mirrored.eq((first.ranks & self.mirror) != 0),
-            chopped.eq(self.burst[1] | (self.burst[0] & ~a[12])),
-            bank.eq(Mux(mirrored, _swapped(first.bank, self.mirrored_bank_pins), first.bank)),
-            a.eq(Mux(mirrored, _swapped(first.a, self.mirrored_address_pins), first.a)),
-        ]
-        self.sync.snoop += [
-            result.write.eq(first.write),
-            result.phase.eq(phase),
-            Case(first.ranks, {1 << rank: result.rank.eq(rank) for rank in range(self.ranks)}),
-            result.bank.eq(bank),
-            # A burst of 8 shows its words 0 to 7 whatever A2:0 say, which only order them.
-            result.column.eq(Cat(C(0, 2), a[2] & chopped, *(a[pin] for pin in self.column_pins))),
-        ]
-        return result
+        chosen = [command.column for command in group]
+        return self._first(group, chosen, ("ranks", "bank", "write", "a"))
 
     def _first_act(self, group: list[Any], rank: int) -> Any:
-        """The ACT of four phases to ``rank``; if there are several, only the first can be legal."""
-        first, phase = self._first(group, [command.act & command.ranks[rank] for command in group])
-        result = Record(
-            [
-                ("valid", 1),
-                ("ready_phase", 3),  # tRCD later, without its whole groups
-                ("bank", self.bank_bits),
-                ("row", self.row_bits),
-            ]
-        )
-        mirrored = self.mirror[rank]
-        self.sync.snoop += [
-            result.valid.eq(_any(command.act & command.ranks[rank] for command in group)),
-            result.ready_phase.eq(phase + self.t_rcd[:2]),
-            result.bank.eq(
-                Mux(mirrored, _swapped(first.bank, self.mirrored_bank_pins), first.bank)
-            ),
-            result.row.eq(Mux(mirrored, _swapped(first.a, self.mirrored_address_pins), first.a)),
-        ]
-        return result
+        """The ACT of four phases to a rank; if there are several, only the first can be legal."""
+        chosen = [command.act & command.ranks[rank] for command in group]
+        return self._first(group, chosen, ("bank", "a"))
 
     def _too_early(self, columns: list[Any], acts: list[list[Any]]) -> list[Any]:
         """For each lane: its column command comes sooner than tRCD after an ACT to its bank."""
         groups = self.t_rcd[2:]
-        early = [Signal() for _ in columns]
-        found: list[list[Any]] = [[] for _ in columns]
+        early: list[list[Any]] = [[] for _ in columns]
         for rank in range(self.ranks):
-            past = [
-                Record([("valid", 1), ("ready_phase", 3), ("bank", self.bank_bits)])
-                for _ in range(HISTORY_STEPS)
-            ]
-            present = [lane_acts[rank] for lane_acts in acts]
+            # `ready_phase` is tRCD after the ACT's, without the whole groups of 4 CK.
+            layout = [("valid", 1), ("ready_phase", 3), ("bank", self.bank_bits)]
+            present = [Record(layout) for _ in acts]
+            past = [Record(layout) for _ in range(HISTORY_STEPS)]
+            for lane_acts, now in zip(acts, present, strict=True):
+                act = lane_acts[rank]
+                self.comb += [
+                    now.valid.eq(act.valid),
+                    now.ready_phase.eq(act.phase + self.t_rcd[:2]),
+                    now.bank.eq(act.bank),
+                ]
             latest_first = present[::-1] + past
             for after, before in zip(past, latest_first, strict=False):
-                self.sync.snoop += [
-                    after.valid.eq(before.valid),
-                    after.ready_phase.eq(before.ready_phase),
-                    after.bank.eq(before.bank),
-                ]
+                self.sync.snoop += after.eq(before)
             for lane, column in enumerate(columns):
                 earlier = latest_first[len(columns) - lane :][:HISTORY_STEPS]
+                found = []
                 for step, act in enumerate(earlier, start=1):
                     before_phase = column.phase < act.ready_phase[:2]
-                    found[lane].append(
-                        (column.rank == rank)
+                    found.append(
+                        column.ranks[rank]
                         & act.valid
                         & (column.bank == act.bank)
                         & (
@@ -575,10 +570,9 @@ class CommandDecoder(LiteXModule):
                             | ((groups == step - 1) & act.ready_phase[2] & before_phase)
                         )
                     )
-        self.sync.snoop += [
-            signal.eq(_any(terms)) for signal, terms in zip(early, found, strict=True)
-        ]
-        return early
+                # Registered in two parts, for timing.
+                early[lane] += [self._delayed(_any(found[part::2])) for part in range(2)]
+        return [_any(parts) for parts in early]
 
     def _rows(self, columns_b: list[Any], columns_c: list[Any], acts: list[list[Any]]) -> Any:
         """Rows that the tables hold for each lane's column command, by lane and table.
@@ -595,7 +589,7 @@ class CommandDecoder(LiteXModule):
                 self.specials += memory, write
                 self.comb += [
                     write.adr.eq(act.bank),
-                    write.dat_w.eq(act.row),
+                    write.dat_w.eq(act.a),
                     write.we.eq(act.valid),
                 ]
                 for lane, (column_b, column_c) in enumerate(zip(columns_b, columns_c, strict=True)):
@@ -608,16 +602,14 @@ class CommandDecoder(LiteXModule):
                     by_rank[lane][table].append(row)
         for lane, column in enumerate(columns_c):
             for table, row in enumerate(rows[lane]):
-                self.sync.snoop += row.eq(Array(by_rank[lane][table])[column.rank])
+                self.sync.snoop += row.eq(_chosen(column.ranks, by_rank[lane][table]))
         return rows
 
     def _bank_hits(self, command: Any, rank: int) -> Any:
         """One bit for each bank of ``rank`` that the command names."""
-        hits, bank = Signal(2**self.bank_bits), Signal(self.bank_bits)
-        swapped = _swapped(command.bank, self.mirrored_bank_pins)
-        self.comb += bank.eq(Mux(self.mirror[rank], swapped, command.bank))
+        hits = Signal(2**self.bank_bits)
         self.sync.snoop += [
-            hit.eq(command.ranks[rank] & (command.every_bank | (bank == index)))
+            hit.eq(command.ranks[rank] & (command.every_bank | (command.bank == index)))
             for index, hit in enumerate(hits)
         ]
         return hits
