@@ -754,7 +754,7 @@ def replay(
         done_accesses += accesses
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
         progress("replaying", done_blocks, reader.blocks)
-    if not stopped:
+    if schedule.lost or not stopped:
         lose()
     for event in schedule.rest():
         _timed_until(ticks[event], rpt.tables, out, timed, pages, count, config)
@@ -786,7 +786,7 @@ class _Schedule:
     """When to apply the table events: by position, or by time where the marker was lost."""
 
     def __init__(self, placement: markers.Placement, ticks: U64, started: bool) -> None:
-        self._started = started
+        self.lost = not started  # right before the next access
         placed = np.flatnonzero(placement.position >= 0)
         self._placed = placed[np.argsort(placement.position[placed], kind="stable")]
         self._position = placement.position[self._placed]
@@ -801,21 +801,26 @@ class _Schedule:
 
         Position in the chunk and event, or `_LOSS`; sorted by position.
         """
-        end = int(np.searchsorted(self._position, first + chunk.time.size))
+        size = chunk.time.size
+        if not size:
+            self.lost |= bool(chunk.lost)
+            return []
+        # In a gap are first the events whose markers were lost there; the marker of an event that
+        # was not is the first access after it.
+        end = int(np.searchsorted(self._late_ticks, chunk.time[-1], side="right"))
+        here = slice(self._next_late, end)
+        at = np.searchsorted(chunk.time, self._late_ticks[here])
+        steps = list(zip(at.tolist(), self._late[here].tolist(), strict=True))
+        self._next_late = end
+        positions = [0] * self.lost + [lost.position for lost in chunk.lost]
+        steps += [(position, _LOSS) for position in positions if position < size]
+        self.lost = positions[-1:] == [size]
+        end = int(np.searchsorted(self._position, first + size))
         here = slice(self._next_placed, end)
-        steps = list(
-            zip((self._position[here] - first).tolist(), self._placed[here].tolist(), strict=True)
+        steps += zip(
+            (self._position[here] - first).tolist(), self._placed[here].tolist(), strict=True
         )
         self._next_placed = end
-        if chunk.time.size:
-            end = int(np.searchsorted(self._late_ticks, chunk.time[-1], side="right"))
-            here = slice(self._next_late, end)
-            at = np.searchsorted(chunk.time, self._late_ticks[here])
-            steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
-            self._next_late = end
-        steps += [(0, _LOSS)] if not self._started and chunk.time.size else []
-        self._started |= bool(chunk.time.size)
-        steps += [(lost.position, _LOSS) for lost in chunk.lost]
         return sorted(steps, key=lambda step: step[0])
 
     def rest(self) -> list[int]:

@@ -69,9 +69,9 @@ def reference_of(session, log, reader, placement, fitted):
             late.append((int(np.searchsorted(times, at)), at, event))
         else:
             steps.append((position, 0, event))
-    # At one position: events with a marker, then late ones by time, then losses.
-    steps = [(p, order, 0, event) for p, order, event in steps]
-    steps += [(p, 0.5, at, event) for p, at, event in late]
+    # At one position: late events by time, then losses, then events with a marker.
+    steps = [(p, 2 - order, 0, event) for p, order, event in steps]
+    steps += [(p, 0, at, event) for p, at, event in late]
     steps.sort(key=lambda step: step[:3])
     faults = log.timed[log.timed["kind"] == kernel_log.FAULT]
     fault_ticks = (fitted.to_ticks(faults["time"]) + np.uint64(1)).tolist()
