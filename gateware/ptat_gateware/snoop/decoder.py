@@ -585,7 +585,7 @@ class CommandDecoder(LiteXModule):
         for table, lane_acts in enumerate(acts):
             for act in lane_acts:
                 memory = Memory(self.row_bits, 2**self.bank_bits)
-                write = memory.get_port(write_capable=True)
+                write = memory.get_port(write_capable=True, clock_domain="snoop")
                 self.specials += memory, write
                 self.comb += [
                     write.adr.eq(act.bank),
