@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
 	kernel plugin check-exact bench \
-	fresh clean
+	sim-snoop fresh clean
 
 help:
 	@echo 'make demo         record gups and python3 in the testbed, report, validate'
@@ -14,6 +14,7 @@ help:
 	@echo 'make check-exact  every workload against the ground truth; SIZE=small|full'
 	@echo 'make bench        speed of the parser and cost of the plugin'
 	@echo 'make bench-parser speed of the parser; RECORDS=N'
+	@echo 'make sim-snoop    the snooper on a simulated memory controller; REQUESTS=N'
 	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
@@ -65,13 +66,19 @@ SIZE ?= full
 check-exact: setup
 	$(PYTHON) -m ptat_testbed.check_exact --size $(SIZE)
 
-bench: setup
+bench: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.bench
+	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
 
 RECORDS ?= 100000000
 .PHONY: bench-parser
 bench-parser: .venv/ready
 	$(PYTHON) parser/bench.py --records $(RECORDS)
+
+# A million controller cycles a second: REQUESTS=10000000 takes minutes.
+REQUESTS ?= 300000
+sim-snoop: packages .venv/gateware-ready
+	$(PYTHON) -m ptat_testbed.sim_snoop --requests $(REQUESTS)
 
 fresh:
 	setup/fresh.sh bookworm demo
