@@ -23,6 +23,8 @@ packages=(
 	# Python, and the lint of shell
 	python3-venv shellcheck
 	ca-certificates git
+	# boards on USB
+	libusb-1.0-0
 )
 qemu_major_min=10
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 from ptat_host import boards
-from ptat_host.boards.base import Board, BoardError, RecordRequest
+from ptat_host.boards.base import Board, BoardError, RecordRequest, ReplayingBoard
 from ptat_host.sizes import format_size, parse_size
 from ptat_parser.errors import PtatError
 
@@ -164,7 +164,8 @@ def _add_record(commands: _Commands[_Parser]) -> None:
         "--board",
         metavar="BOARD",
         default=boards.DEFAULT,
-        help=f"{', '.join(boards.names())} (default: {boards.DEFAULT})",
+        help=f"{', '.join(boards.names())}; some with an address: usb:SERIAL, udp:HOST:PORT,"
+        f" file:DIR (default: {boards.DEFAULT})",
     )
     parser.add_argument(
         "-o",
@@ -207,6 +208,11 @@ def _add_record(commands: _Commands[_Parser]) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="log page faults (default: --faults)",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if anything was lost on the way to the disk (default: only say it)",
     )
     _add_board_options(parser)
     parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
@@ -253,9 +259,13 @@ def _record(arguments: argparse.Namespace) -> int:
     from ptat_host import record
 
     command = arguments.command[arguments.command[:1] == ["--"] :]
+    board = boards.load(arguments.board)
+    if isinstance(board, ReplayingBoard):
+        if command:
+            raise UsageError(f"{board.name} replays, it runs nothing", "leave the command out")
+        command = board.argv
     if not command:
         raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
-    board = boards.load(arguments.board)
     options = _board_options(arguments, board)
     region_bytes = parse_size(arguments.region, "--region") if arguments.region else None
 
@@ -280,8 +290,12 @@ def _record(arguments: argparse.Namespace) -> int:
         ),
     )
     size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
+    if result.lost:
+        print(f"ptat: {session}: lost {result.lost}", file=sys.stderr)
     if result.complete:
         status = result.exit_status or 0
+        if arguments.strict and result.lost:
+            status = 1
         ended = f"; the command ended with {status}" if status else ""
         print(f"ptat: recorded {session} ({size}){ended}", file=sys.stderr)
         return status

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -40,8 +41,22 @@ class Description:
         self._next = directory / "session.json.new"
         self.content = content
         self._path.write_text(self._text())
+        self._reserve()
+
+    def _reserve(self) -> None:
         with self._next.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, _DESCRIPTION_BYTES_MAX)
+
+    def add(self, metadata: dict[str, Any]) -> None:
+        """Take over the keys of `RecordResult.metadata`."""
+        for key in ("board", "region", "kernel", "cpu"):
+            self.content[key].update(metadata.get(key, {}))
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Write down what is known when the capture begins."""
+        self.add(metadata)
+        self.finish()
+        self._reserve()
 
     def finish(self) -> None:
         """Replace the file by the present content."""
@@ -105,7 +120,7 @@ def record(board: Board, request: RecordRequest) -> RecordResult:
     description = Description(request.session_dir, _before(board, request))
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        result = board.record(request)
+        result = board.record(replace(request, describe=description.update))
     except KeyboardInterrupt:
         result = RecordResult(None, False, "interrupted", interrupted=True)
     except OSError as error:
@@ -120,8 +135,7 @@ def record(board: Board, request: RecordRequest) -> RecordResult:
     content["complete"] = result.complete
     content["incomplete_reason"] = None if result.complete else result.reason
     content["command"]["exit_status"] = result.exit_status
-    for key in ("board", "region", "kernel", "cpu"):
-        content[key].update(result.metadata.get(key, {}))
+    description.add(result.metadata)
     session.seal(content, request.session_dir)
     description.finish()
     return result

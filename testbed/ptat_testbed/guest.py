@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
+from ptat_host.live import events_of
 from ptat_testbed.progress import progress
 from ptat_testbed.qemu import Machine, QmpError
 
@@ -64,16 +64,6 @@ class Outcome:
     """Files of the guest's kernel: `region`, `stat`, `check`."""
 
 
-def events_of(request: RecordRequest) -> list[str]:
-    """The tracepoints to enable."""
-    events = list(TABLE_EVENTS)
-    if request.entries:
-        events += ENTRY_EVENTS
-    if request.faults:
-        events += FAULT_EVENTS
-    return events
-
-
 def configuration(request: RecordRequest, buffer_kib: int) -> bytes:
     """The first message to the guest's init; `buffer_kib` is the ring buffer of each CPU."""
     settings = [("arg", arg) for arg in request.argv]
@@ -88,11 +78,6 @@ def configuration(request: RecordRequest, buffer_kib: int) -> bytes:
     settings += [("buffer", str(buffer_kib)), ("hostname", HOSTNAME)]
     message = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in settings)
     return message + b"\0"
-
-
-def numbers(text: str) -> dict[str, int]:
-    """The "name value" lines of a sysfs file."""
-    return {name: int(value, 0) for name, value in (line.split() for line in text.splitlines())}
 
 
 class _Output:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_host.live import BUFFER_MAX_KIB, events_of, numbers
 from ptat_host.sizes import parse_size
 from ptat_testbed import build, console, guest, qemu, sizes
 
@@ -20,7 +21,6 @@ OPTIONS = {
     "hugepages": Option("huge pages reserved at boot, as 2M:512 or 1G:1 or both", "none"),
 }
 CPUS_MAX = 64
-BUFFER_MAX_KIB = 16 * 1024
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
 
@@ -219,7 +219,7 @@ class Recording:
 
     def _region_metadata(self, outcome: guest.Outcome) -> dict[str, Any]:
         """`region` of session.json: what the kernel says, not what we asked it for."""
-        told = guest.numbers(outcome.texts["region"])
+        told = numbers(outcome.texts["region"])
         return {
             "base": told["base"],
             "size_bytes": told["size"],
@@ -235,8 +235,8 @@ class Recording:
             "clock": "x86-tsc",
             "tsc_hz": int(outcome.values["tsc_hz"]),
             "cpus": int(outcome.values["cpus"]),
-            "events": guest.events_of(self.request),
-            "stat": guest.numbers(outcome.texts.get("stat", "")),
-            "check": guest.numbers(outcome.texts.get("check", "")),
+            "events": events_of(self.request),
+            "stat": numbers(outcome.texts.get("stat", "")),
+            "check": numbers(outcome.texts.get("check", "")),
             "warnings": console.warnings(console.read(self._console)),
         }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib.metadata import EntryPoint, entry_points
 
 from ptat_host.boards.base import Board, BoardError
@@ -16,14 +17,20 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Board:
-    """The board of that name.
+    """The board of that name; some take an address: ``usb:A7``.
 
-    :raises BoardError: there is none, or it cannot be imported.
+    :raises BoardError: there is none, or it cannot be imported, or it takes no address.
     """
+    name, colon, address = name.partition(":")
     for point in _entry_points():
         if point.name == name:
             try:
-                board: Board = point.load()()
+                kind = point.load()
+                if colon and not inspect.signature(kind).parameters:
+                    raise BoardError(f"board {name} takes no address", f"write it as {name}")
+                board: Board = kind(address) if address else kind()
+            except BoardError:
+                raise
             except Exception as error:  # whatever is wrong with it, the other boards still work
                 raise BoardError(
                     f"board {name} cannot be loaded: {error}", "install ptat again: make setup"

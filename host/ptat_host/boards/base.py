@@ -2,15 +2,16 @@
 """What host and boards agree on.
 
 A board is a class registered as an entry point of the group ``ptat.boards``; it is made without
-arguments and must not touch the machine before `check` or `record` is called.
+arguments, or with the address that follows its name (``usb:A7``), and must not touch the machine
+before `check` or `record` is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ptat_parser.errors import PtatError
 
@@ -63,6 +64,9 @@ class RecordRequest:
     """Memory for the hardware's copy of the page tables; None: the board's default."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The board's own options that the user set, by the names in `Board.options`, unparsed."""
+    describe: Callable[[dict[str, Any]], None] = lambda metadata: None
+    """To be called with `RecordResult.metadata` as far as it is known when the capture begins, so
+    that a recording which is killed leaves a session that can be read."""
 
 
 @dataclass
@@ -78,6 +82,8 @@ class RecordResult:
     """The user stopped it."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The keys `board` (without `name`), `region`, `kernel` and `cpu` of session.json."""
+    lost: str | None = None
+    """What is known to have been lost on the way from the bus to the file."""
 
 
 class Board(Protocol):
@@ -102,3 +108,12 @@ class Board(Protocol):
 
         :raises BoardError: nothing could be recorded.
         """
+
+
+@runtime_checkable
+class ReplayingBoard(Board, Protocol):
+    """A board that runs no command of the user's."""
+
+    @property
+    def argv(self) -> list[str]:
+        """The command that was recorded when it was."""

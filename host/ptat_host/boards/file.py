@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""A recorded session as a board: what it captured is recorded again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ptat_host.boards import stream
+from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_parser.errors import PtatError
+from ptat_parser.session import Session
+
+ALSO_COPIED = ("kernel", "counters.json", "truth.0.bin", "console.log")
+
+
+class FileBoard:
+    """Replays a session: its capture passes through all that a board's stream does.
+
+    So a damaged capture becomes one of whole blocks, with its losses counted.
+    """
+
+    options: Mapping[str, Option] = {}
+
+    def __init__(self, address: str | None = None) -> None:
+        """Only remember the path."""
+        self._path = Path(address) if address else None
+
+    @property
+    def name(self) -> str:
+        """As the user wrote it."""
+        return f"file:{self._path}" if self._path else "file"
+
+    @property
+    def argv(self) -> list[str]:
+        """The command that was recorded.
+
+        :raises PtatError: there is no such session.
+        """
+        return list(self._session().command.argv)
+
+    def check(self) -> list[Check]:
+        """Whether the session is there."""
+        if self._path is None:
+            return [Check("session", None, "it is named as file:DIR")]
+        try:
+            session = self._session()
+        except PtatError as error:
+            return [Check("session", False, error.message, error.hint)]
+        return [Check("session", True, " ".join(session.command.argv))]
+
+    def record(self, request: RecordRequest) -> RecordResult:
+        """Copy the session; see `Board.record`. Runs nothing."""
+        session = self._session()
+        description: dict[str, Any] = json.loads((session.path / "session.json").read_text())
+        metadata = {key: description[key] for key in ("board", "region", "kernel", "cpu")}
+        metadata["board"]["replayed"] = str(session.path.resolve())
+        request.describe(metadata)
+        for name in ALSO_COPIED:
+            source = session.path / name
+            if source.is_dir():
+                shutil.copytree(source, request.session_dir / name)
+            elif source.exists():
+                shutil.copyfile(source, request.session_dir / name)
+        target = request.session_dir / session.channel.file
+        if not session.bus_path.exists():
+            raise BoardError(f"{session.bus_path}: no such file", "name a whole session")
+        shutil.copyfile(session.bus_path, target)
+        report = stream.tidy(target, session.channel.index)
+        metadata["board"]["link"] = report.as_dict()
+        reason = session.incomplete_reason if not session.complete else None
+        return RecordResult(
+            exit_status=session.command.exit_status,
+            complete=session.complete,
+            reason=reason,
+            metadata=metadata,
+            lost=f"{report.missing} blocks" if report.missing else None,
+        )
+
+    def _session(self) -> Session:
+        if self._path is None:
+            raise BoardError("which session is to be replayed?", "write it as --board file:DIR")
+        return Session(self._path)

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Boards on Ethernet: the firmware's own logic behind a socket, and a network that loses some."""
+
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ptat_host import boards, protocol
+from ptat_host.boards import stream
+from ptat_host.boards.base import BoardError
+from ptat_host.boards.client import Client, LinkError
+from ptat_host.boards.udp import UdpBoard, UdpLink
+from ptat_host.protocol import Command, Window
+from ptat_parser import wire
+from ptat_parser.blocks import BlockWriter
+
+SOURCE = Path(__file__).parents[2] / "testbed" / "board"
+BLOCKS = 120
+
+Start = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory) -> Path:
+    build = tmp_path_factory.mktemp("board")
+    subprocess.run(["make", "-s", "-C", SOURCE, f"BUILD={build}"], check=True)
+    return build / "pretend-board"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "bus.0.raw"
+    numbers = random.Random(5)
+    with path.open("wb") as file, BlockWriter(file) as writer:
+        ticks = 0
+        while writer.blocks < BLOCKS - 1:
+            ticks += numbers.randrange(100)
+            writer.access(ticks, numbers.randrange(1 << 30) * 8)
+    assert path.stat().st_size == BLOCKS * wire.BLOCK_BYTES
+    return path
+
+
+@pytest.fixture
+def start(program, source) -> Iterator[Start]:
+    """Starts a board with these faults; returns its address."""
+    running = []
+
+    def run(*faults: str, file: Path = source) -> str:
+        board = subprocess.Popen(
+            [program, "udp", "0", file, *faults], stdout=subprocess.PIPE, text=True
+        )
+        running.append(board)
+        return f"127.0.0.1:{board.stdout.readline().strip()}"
+
+    yield run
+    for board in running:
+        board.kill()
+        board.wait()
+        board.stdout.close()
+
+
+def capture(address: str, path: Path) -> tuple[stream.StreamReport, dict[str, int]]:
+    """A recording without a machine."""
+    with Client(UdpLink(address)) as client, path.open("wb", buffering=0) as file:
+        client.identify()
+        client.set_windows([(0, 1 << 16, Window.READ)])
+        running = client.link.capture(file.fileno(), client.host)
+        client.command(Command.START)
+        sent_blocks = client.stop(running).blocks
+        running.finish(sent_blocks * wire.BLOCK_BYTES)
+        assert running.failure is None
+    return stream.tidy(path, sent_blocks=sent_blocks), running.counters
+
+
+@pytest.mark.parametrize(
+    ("faults", "counter"),
+    [
+        ([], None),
+        (["lose:100"], "out_of_order_datagrams"),
+        (["repeat:200"], "repeated_datagrams"),
+        (["swap:200"], "out_of_order_datagrams"),
+        (["lose:50", "repeat:50", "swap:50"], "repeated_datagrams"),
+        (["slow:500"], None),
+    ],
+)
+def test_no_network_loses_a_byte(start, source, tmp_path, faults, counter):
+    path = tmp_path / "bus.0.raw"
+    report, counters = capture(start(*faults), path)
+    assert path.read_bytes() == source.read_bytes()
+    assert report == stream.StreamReport(blocks=BLOCKS)
+    if counter:
+        assert counters[counter] > 0
+
+
+def test_an_empty_stream_ends(start, tmp_path):
+    one = tmp_path / "one"
+    with one.open("wb") as file, BlockWriter(file) as writer:
+        writer.mark(0, wire.Mark.START)
+    report, _ = capture(start(file=one), tmp_path / "bus.0.raw")
+    assert report.blocks == 1
+
+
+def test_a_block_that_was_damaged_on_the_way_is_one_lost(start, source, tmp_path):
+    path = tmp_path / "bus.0.raw"
+    capture(start("damage:7"), path)
+    # Aligned and numbered as it should be: the parser finds its checksum wrong.
+    assert stream.tidy(path).blocks == BLOCKS
+    expected = bytearray(source.read_bytes())
+    expected[7 * wire.BLOCK_BYTES + 3 * protocol.CHUNK_BYTES + 100] ^= 4
+    assert path.read_bytes() == expected
+
+
+def test_a_board_that_says_it_sent_more(start, tmp_path):
+    report, _ = capture(start("lie:3"), tmp_path / "bus.0.raw")
+    assert (report.blocks, report.missing_at_end) == (BLOCKS, 3)
+
+
+def test_a_board_that_vanishes(start, source, tmp_path):
+    address = start("unplug:40", "slow:200")
+    path = tmp_path / "bus.0.raw"
+    with Client(UdpLink(address)) as client, path.open("wb", buffering=0) as file:
+        running = client.link.capture(file.fileno(), client.host)
+        client.command(Command.START)
+        with pytest.raises(LinkError, match="does not answer"):
+            while True:
+                client.stop(running)
+        running.finish(None)
+    report = stream.tidy(path)
+    assert 30 <= report.blocks <= 40
+    assert source.read_bytes().startswith(path.read_bytes())
+
+
+def test_two_hosts(start, tmp_path):
+    address = start("slow:20000")
+    with (
+        Client(UdpLink(address)) as first,
+        Client(UdpLink(address)) as second,
+        (tmp_path / "bus.0.raw").open("wb") as file,
+    ):
+        running = first.link.capture(file.fileno(), first.host)
+        first.command(Command.START)
+        with pytest.raises(BoardError, match="another host is recording"):
+            second.command(Command.START)
+        with pytest.raises(BoardError, match="another host is recording"):
+            second.stop()
+        assert second.health().state == protocol.State.RECORDING
+        running.finish(0)
+
+
+def test_a_host_that_was_killed_leaves_the_board_free(start, source, tmp_path):
+    """Killed anywhere in the capture, it leaves a prefix of the stream."""
+    address = start("slow:300")
+    path = tmp_path / "bus.0.raw"
+    code = (
+        "import sys, time; from ptat_host.boards.client import *;"
+        "from ptat_host.boards.udp import *; client = Client(UdpLink(sys.argv[1]));"
+        "file = open(sys.argv[2], 'wb', buffering=0);"
+        "capture = client.link.capture(file.fileno(), client.host);"
+        "client.command(Command.START); time.sleep(60)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code, address, path])
+    while not path.exists() or path.stat().st_size < 20 * wire.BLOCK_BYTES:
+        assert killed.poll() is None
+        time.sleep(0.001)
+    killed.kill()
+    killed.wait()
+    assert stream.tidy(path).blocks >= 20
+    assert source.read_bytes().startswith(path.read_bytes())
+    time.sleep(protocol.HEARTBEAT_TIMEOUT_MS / 1000 + 0.2)
+    report, _ = capture(address, path)
+    assert report.blocks == BLOCKS
+
+
+def test_a_full_disk_is_said(start, tmp_path):
+    address = start()
+    limit = 20 * wire.BLOCK_BYTES
+    with Client(UdpLink(address)) as client, (tmp_path / "bus.0.raw").open("wb") as file:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            running = client.link.capture(file.fileno(), client.host)
+            client.command(Command.START)
+            running.finish(None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert running.failure == "no space left for the capture"
+        assert os.fstat(file.fileno()).st_size == limit
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("wire:2", "wire format 2"), ("channels:0", "has no channel")]
+)
+def test_boards_that_we_cannot_read(start, fault, message):
+    address = start(fault)
+    with Client(UdpLink(address)) as client, pytest.raises(BoardError, match=message):
+        client.identify()
+    (check,) = UdpBoard(address).check()[:1]
+    assert check.ok is False
+    assert message in check.detail
+
+
+def test_doctor_describes_the_board(start):
+    (check,) = UdpBoard(start()).check()[:1]
+    assert check.ok is True
+    assert "pretend, gateware 1234" in check.detail
+    assert "41.5 °C" in check.detail
+
+
+def test_addresses(monkeypatch):
+    for address, message in [
+        ("localhost:x", "no port"),
+        ("localhost:0", "no port"),
+        ("no.such.host.invalid", "there is no host"),
+    ]:
+        with pytest.raises(BoardError, match=message):
+            UdpLink(address)
+    with pytest.raises(BoardError, match="where is the board"):
+        UdpBoard().open(None)
+    assert boards.load("udp:here:5").name == "udp:here:5"
+    with pytest.raises(BoardError, match="takes no address"):
+        boards.load("testbed:5")
+
+
+def test_nobody_there(monkeypatch):
+    monkeypatch.setattr("ptat_host.boards.client.ANSWER_TIMEOUT_S", 0.02)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        with (
+            Client(UdpLink(f"127.0.0.1:{silent.getsockname()[1]}")) as client,
+            pytest.raises(LinkError, match="does not answer"),
+        ):
+            client.ask(Command.IDENTIFY, timeout_s=0.02)
+
+
+def test_datagrams_of_others_do_no_harm(start, source, tmp_path):
+    """A peer that is the board's address but talks nonsense: each kind is dropped, and counted."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.0.1", 0))
+        link = UdpLink(f"127.0.0.1:{peer.getsockname()[1]}")
+        path = tmp_path / "bus.0.raw"
+        with path.open("wb", buffering=0) as file:
+            running = link.capture(file.fileno(), 7)
+            _, host = peer.recvfrom(2000)
+            data = source.read_bytes()[: wire.BLOCK_BYTES]
+            header = protocol.DATA_HEADER
+            magic = protocol.DATA_MAGIC
+            size = protocol.CHUNK_BYTES
+            nonsense = [
+                b"",
+                b"PT",
+                bytes(2000),
+                header.pack(magic, 0, 0, 0, 0, 8) + bytes(size),  # another host's
+                header.pack(magic, 0, 1, 0, 0, 7) + bytes(size),  # another channel
+                header.pack(magic, 0, 0, 0, 0, 7) + bytes(size - 1),
+                header.pack(magic, 0, 0, 0, 0, 7) + bytes(size + 1),
+                header.pack(magic, 0, 0, 0, 0, 7),
+                header.pack(magic, 1 << 20, 0, 0, 0, 7) + bytes(size),  # beyond the window
+                header.pack(magic, (1 << 32) - 1, 0, 0, 0, 7) + bytes(size),  # long past
+            ]
+            for number in range(8):
+                for datagram in nonsense:
+                    peer.sendto(datagram, host)
+                flags = protocol.DATA_LAST if number == 7 else 0
+                peer.sendto(
+                    header.pack(magic, number, 0, flags, 0, 7)
+                    + data[number * size : (number + 1) * size],
+                    host,
+                )
+            running.finish(None)
+        link.close()
+    assert running.failure is None
+    assert path.read_bytes() == data
+    assert running.counters["foreign_datagrams"] == 8 * 6
+    assert running.counters["repeated_datagrams"] == 8
