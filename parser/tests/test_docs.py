@@ -2,15 +2,20 @@
 """What the documentation shows is run, and what it lists is all there is."""
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 import synthetic
 
 import ptat_parser
+from ptat_parser.clock import Clock
 from ptat_parser.export import FORMATS
+from ptat_parser.results import KIND_PMD_READ
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -82,3 +87,32 @@ def test_every_export_format_is_described():
     text = (DOCS / "formats.md").read_text()
     described = re.findall(r"^\| `([a-z-]+)` \|", text.split("## Exports")[1], re.M)
     assert described == list(FORMATS)
+
+
+READER = DOCS / "examples" / "reader.py"
+
+
+@pytest.mark.parametrize("options", [{}, {"levels": "pte"}, {"cpus": 3}, {"reuse": True}])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_independent_reader_agrees(tmp_path, options, seed):
+    """What it prints of each read is what the results say: time, process, page, kind."""
+    assert len(READER.read_text().splitlines()) <= 60
+    machine = synthetic.Machine(seed, granularity=8, **options).run(400)
+    results = ptat_parser.parse(machine.write(tmp_path / "s"))
+    shown = subprocess.run(
+        [sys.executable, READER, tmp_path / "s"], capture_output=True, text=True, check=True
+    ).stdout
+    read = [line.split() for line in shown.splitlines()]
+
+    pages = results.pages()
+    reads = [(t, page, "leaf") for part in results.misses() for t, page in zip(*part, strict=True)]
+    for part in results.others():
+        for t, page, kind in zip(*part, strict=True):
+            reads.append((t, page, "table" if kind == KIND_PMD_READ else "leaf"))
+    mm, va, size = (pages[c].to_pylist() for c in ("mm", "vaddr", "page_size_bytes"))
+    ticks = np.array([row[0] for row in read], np.uint64)
+    times = Clock.from_summary(results.summary["clock"]).to_ns(ticks).tolist()
+    ours = [(t, *map(int, row[1:4]), row[4]) for t, row in zip(times, read, strict=True)]
+    reads.sort(key=lambda row: row[0])
+    assert ours == [(t, mm[page], va[page], size[page], kind) for t, page, kind in reads]
+    assert len(ours) > 500
