@@ -25,8 +25,8 @@ Some commands are refused whatever the state, for the first reason of ``COMMAND`
 two commands to a bank may be closer than 4 CK (the shortest of tRCD, tRP, tRAS, tRTP and tCCD in
 "Timing Parameters by Speed Bin" of JESD79-3F and JESD79-4), except that a bank may be precharged
 twice; neither may two ACTs to a rank (tRRD). This makes the order of the commands within four
-phases irrelevant to a bank: at most one of them is legal, and one that is not leaves it unknown.
-So four phases are taken in one step::
+phases irrelevant to a bank: all but one of them are refused, or all are precharges. So four
+phases are taken in one step::
 
     pins ─► A classes ─► B window of 4 CK, ─► C tRCD, bank ─► D operation ─► E state ─► F access
             per phase      first column,        masks, row      per bank       of bank    or error
@@ -64,16 +64,10 @@ MRS, REF, PRE, ACT, WR, RD, ZQ, NOP = range(8)
 # State of a bank. With two lanes, bit 0 of an open bank says whose row table has its row.
 UNKNOWN, CLOSED, OPENED = 0b00, 0b01, 0b10
 
-# What four phases do to a bank. Codes are combined by OR: two PREs are one, and a refused
-# command prevails over all.
-OP_ACT, OP_PRE, OP_REF, OP_COLUMN, OP_COLUMN_AP, OP_REFUSED = (
-    0b001,
-    0b010,
-    0b011,
-    0b100,
-    0b101,
-    0b111,
-)
+# What four phases do to a bank: the OR of what each does. Two legal ones are two PREs; a refused
+# one prevails, but that of a PRE not over a legal PRE, which can only come after it.
+OP_ACT, OP_PRE, OP_REF, OP_COLUMN, OP_COLUMN_AP, OP_REFUSED, OP_REFUSED_PRE = 1, 2, 3, 4, 5, 7, 8
+OP_BITS = 4
 
 REFUSED_BY_WINDOW = (
     Illegal.COMMAND,
@@ -235,7 +229,7 @@ class CommandDecoder(LiteXModule):
 
         # C: masks of banks, tRCD, legality; D: the rows ---------------------------------------
 
-        ops_c = [Signal(3) for _ in stage_b]
+        ops_c = [Signal(OP_BITS) for _ in stage_b]
         for command, why, op in zip(stage_b, refused, ops_c, strict=True):
             self.sync.snoop += [
                 op.eq(0),
@@ -243,7 +237,7 @@ class CommandDecoder(LiteXModule):
                 If(command.pre, op.eq(OP_PRE)),
                 If(command.ref, op.eq(OP_REF)),
                 If(command.column, op.eq(Mux(command.a[10], OP_COLUMN_AP, OP_COLUMN))),
-                If(why != 0, op.eq(OP_REFUSED)),
+                If(why != 0, op.eq(Mux(command.pre, OP_REFUSED_PRE, OP_REFUSED))),
             ]
         hits_c = [[self._bank_hits(command, rank) for rank in range(ranks)] for command in stage_b]
 
@@ -616,11 +610,11 @@ class CommandDecoder(LiteXModule):
 
     def _bank_ops(self, early: Any, ops: list[Any], hits: list[Any]) -> list[Any]:
         """The operation of four phases on each bank of a rank."""
-        final = [Signal(3) for _ in ops]
+        final = [Signal(OP_BITS) for _ in ops]
         for result, op in zip(final, ops, strict=True):
             is_column = op[2]
             self.comb += If(early & is_column, result.eq(OP_REFUSED)).Else(result.eq(op))
-        banks = [Signal(3) for _ in range(2**self.bank_bits)]
+        banks = [Signal(OP_BITS) for _ in range(2**self.bank_bits)]
         for index, bank in enumerate(banks):
             terms = zip(final, hits, strict=True)
             self.sync.snoop += bank.eq(_any(Mux(hit[index], op, 0) for op, hit in terms))
@@ -629,16 +623,19 @@ class CommandDecoder(LiteXModule):
     def _next_state(self, op: Any, state: Any, lane: int) -> Any:
         """State of a bank after the operation of ``lane``."""
         following, opened = Signal(2), state[1]
-        self.comb += Case(
-            op,
-            {
-                OP_ACT: following.eq(Mux(opened, UNKNOWN, OPENED | lane)),
-                OP_PRE: following.eq(CLOSED),
-                OP_REF: following.eq(Mux(opened, UNKNOWN, state)),
-                OP_COLUMN: following.eq(Mux(opened, state, UNKNOWN)),
-                OP_COLUMN_AP: following.eq(Mux(opened, CLOSED, UNKNOWN)),
-                OP_REFUSED: following.eq(UNKNOWN),
-                "default": following.eq(state),
-            },
-        )
+        self.comb += [
+            Case(
+                op[:3],
+                {
+                    OP_ACT: following.eq(Mux(opened, UNKNOWN, OPENED | lane)),
+                    OP_PRE: following.eq(CLOSED),
+                    OP_REF: following.eq(Mux(opened, UNKNOWN, state)),
+                    OP_COLUMN: following.eq(Mux(opened, state, UNKNOWN)),
+                    OP_COLUMN_AP: following.eq(Mux(opened, CLOSED, UNKNOWN)),
+                    OP_REFUSED: following.eq(UNKNOWN),
+                    "default": following.eq(state),
+                },
+            ),
+            If((op[:3] != OP_PRE) & (op >= OP_REFUSED_PRE), following.eq(UNKNOWN)),
+        ]
         return following
