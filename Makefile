@@ -5,8 +5,8 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
-	kernel plugin check-exact bench \
-	sim-snoop fresh clean
+	kernel plugin check-exact bench faults fuzz sim-snoop \
+	fresh clean
 
 help:
 	@echo 'make demo         record gups and python3 in the testbed, report, validate'
@@ -14,6 +14,8 @@ help:
 	@echo 'make check-exact  every workload against the ground truth; SIZE=small|full'
 	@echo 'make bench        speed of the parser and cost of the plugin'
 	@echo 'make bench-parser speed of the parser; RECORDS=N'
+	@echo 'make faults       what each kind of damage does to the result; SESSION=DIR for a recorded one, too'
+	@echo 'make fuzz         fuzz every reader for MINUTES=10'
 	@echo 'make sim-snoop    the snooper on a simulated memory controller; REQUESTS=N'
 	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
 
@@ -74,6 +76,14 @@ RECORDS ?= 100000000
 .PHONY: bench-parser
 bench-parser: .venv/ready
 	$(PYTHON) parser/bench.py --records $(RECORDS)
+
+faults: .venv/ready
+	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))
+
+MINUTES ?= 10
+fuzz: .venv/ready
+	.venv/bin/pip install --quiet --editable '.[fuzz]'
+	$(PYTHON) parser/fuzz.py --minutes $(MINUTES)
 
 # A million controller cycles a second: REQUESTS=10000000 takes minutes.
 REQUESTS ?= 300000

@@ -73,6 +73,19 @@ def find(
     return _joined(in_ns)
 
 
+def first_lost_event(log: KernelLog, stores: MarkerStores, placed: Placement) -> int | None:
+    """From which marker store on table events are missing in the kernel's log; None: of none."""
+    without_event = np.setdiff1d(np.arange(stores.slot.size), placed.store)
+    first = [int(without_event[0])] if without_event.size else []
+    seqs = log.tables["seq"].astype(np.int64)
+    missing = np.flatnonzero(np.diff(seqs) > 1)
+    if missing.size:
+        before = np.sort(placed.store[placed.event <= missing[0]])
+        # Stores of several CPUs may pass each other: since the marker before the last.
+        first.append(int(before[-2]) if before.size > 1 else 0)
+    return min(first, default=None)
+
+
 def _of_markers(log: KernelLog, stores: MarkerStores, placed: Placement) -> list[tuple[int, int]]:
     """In ticks. An event that was lost is missed from its marker on, to the end.
 
@@ -85,15 +98,9 @@ def _of_markers(log: KernelLog, stores: MarkerStores, placed: Placement) -> list
     matched[placed.event] = placed.store
     has_store = np.flatnonzero(matched >= 0)
 
-    without_event = np.setdiff1d(np.arange(ticks.size), placed.store)
-    if without_event.size:
-        spans.append((int(ticks[without_event[0]]), END_OF_TIME))
-    missing = np.flatnonzero(np.diff(seqs) > 1)
-    if missing.size:
-        before = has_store[has_store <= missing[0]]
-        # Stores of several CPUs may pass each other: since the marker before the last.
-        since = ticks[matched[before[-2]]] if before.size > 1 else 0
-        spans.append((int(since), END_OF_TIME))
+    lost_from = first_lost_event(log, stores, placed)
+    if lost_from is not None:
+        spans.append((int(ticks[lost_from]), END_OF_TIME))
     for event in np.flatnonzero(placed.position == markers.BY_TIME).tolist():
         before, after = has_store[has_store < event], has_store[has_store > event]
         since = ticks[matched[before[-1]]] if before.size else 0

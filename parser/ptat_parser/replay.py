@@ -672,13 +672,15 @@ def replay(
     entries: bool,
     started: bool = True,
     stopped: bool = True,
+    losses: tuple[int, ...] = (),
     progress: Progress = no_progress,
 ) -> Replay:
     """Classify every access and hand the reads on to `sink`, in bus order.
 
     The arrays that `sink` gets hold until it returns; without one, reads are only counted.
     `faults`, `entries`: these events were recorded, and may be relied on. `started`, `stopped`:
-    the stream begins and ends with the recording, nothing is missing there.
+    the stream begins and ends with the recording, nothing is missing there. `losses`: positions
+    of accesses before which kernel events were lost.
     """
     region = session.region
     rpt = Rpt(region.base, region.size_bytes)
@@ -698,7 +700,7 @@ def replay(
     ticks = clock.to_ticks(log.tables["time"])
     for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
         rpt.apply(events[i], int(ticks[i]))
-    schedule = _Schedule(placement, ticks, started)
+    schedule = _Schedule(placement, ticks, started, losses)
 
     count = np.zeros(COUNTERS, np.int64)
     count[WALK_PMD] = -1
@@ -785,7 +787,10 @@ _LOSS, _NOTHING = -1, -2
 class _Schedule:
     """When to apply the table events: by position, or by time where the marker was lost."""
 
-    def __init__(self, placement: markers.Placement, ticks: U64, started: bool) -> None:
+    def __init__(
+        self, placement: markers.Placement, ticks: U64, started: bool, losses: tuple[int, ...]
+    ) -> None:
+        self._losses = losses
         self.lost = not started  # right before the next access
         placed = np.flatnonzero(placement.position >= 0)
         self._placed = placed[np.argsort(placement.position[placed], kind="stable")]
@@ -813,6 +818,9 @@ class _Schedule:
         steps = list(zip(at.tolist(), self._late[here].tolist(), strict=True))
         self._next_late = end
         positions = [0] * self.lost + [lost.position for lost in chunk.lost]
+        positions = sorted(
+            [*positions, *(p - first for p in self._losses if 0 <= p - first < size)]
+        )
         steps += [(position, _LOSS) for position in positions if position < size]
         self.lost = positions[-1:] == [size]
         end = int(np.searchsorted(self._position, first + size))

@@ -181,6 +181,7 @@ def _parse_into(
             f" events are {fitted.residual_ns / 1e6:.1f} ms apart",
             "restore the files, or record again",
         )
+    lost_from = gaps.first_lost_event(log, found.stores, placement)
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)
     # Narrowing by entries that are mapped is only right if none of their events is missing.
@@ -199,6 +200,7 @@ def _parse_into(
             entries=entries,
             started=found.started,
             stopped=found.stopped,
+            losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
             progress=progress,
         )
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
