@@ -92,8 +92,10 @@ class Encoder(LiteXModule):
         # Time since the last word -------------------------------------------------------------
 
         # Ticks from the last word to phase 0 of this clock. Stops when its top bit is set: then a
-        # TIME word is due. So a delta is at most half of what a record can hold, and a phase.
+        # TIME word is due, and from the next clock on nothing else can be told. So a delta is at
+        # most half of what a record can hold, and some ticks.
         elapsed = Signal(wire.ACCESS_DELTA_BITS)
+        stale = Signal()
         time_due = elapsed[-1]
         phase_bits = log2_int(phases)
         last_phase = Signal(phase_bits)
@@ -105,6 +107,7 @@ class Encoder(LiteXModule):
             *(If(sink.valid, last_phase.eq(sink.phase[:phase_bits])) for sink in self.sinks),
         ]
         self.sync.snoop += [
+            stale.eq(time_due & ~any_word | self.skip),
             If(~time_due, elapsed.eq(elapsed + phases)),
             If(any_word, elapsed.eq(Mux(send_accesses, phases - last_phase, phases))),
             If(self.skip, elapsed[-1].eq(1)),
@@ -278,7 +281,7 @@ class Encoder(LiteXModule):
             "RUN",
             If(
                 taken,
-                If(self.room & ~time_due, send_accesses.eq(1)).Else(
+                If(self.room & ~stale, send_accesses.eq(1)).Else(
                     count_lost.eq(1),
                     NextState("LOSING"),
                 ),

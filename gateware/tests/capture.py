@@ -40,9 +40,12 @@ class PlayedDecoder(LiteXModule):
 class Top(LiteXModule):
     """Snooper and CSR bank."""
 
-    def __init__(self, phases: int, depth_words: int, fifo_depth: int) -> None:
+    def __init__(
+        self, phases: int, depth_words: int, fifo_depth: int, crc_bits_per_clock: int
+    ) -> None:
         self.decoder = PlayedDecoder(phases)
-        self.snooper = Snooper(self.decoder, Buffer(depth_words), fifo_depth)
+        buffer = Buffer(depth_words, crc_bits_per_clock=crc_bits_per_clock)
+        self.snooper = Snooper(self.decoder, buffer, fifo_depth)
         self.registers = Registers(self.snooper)
         bus, source = self.registers.bus, self.snooper.source
         self.inputs = {
@@ -120,15 +123,21 @@ class Board:
         phases: int = 4,
         depth_words: int = 4096,
         fifo_depth: int = 64,
+        crc_bits_per_clock: int = 64,
         clocks: tuple[int, ...] = (SNOOP | SYS,),
     ) -> None:
         self.phases = phases
         self.lanes = lanes(phases)
-        self.top, self.bench = _built(phases, depth_words, fifo_depth)
+        self.top, self.bench = _built(phases, depth_words, fifo_depth, crc_bits_per_clock)
         self.bench.reset()
         self.pattern = np.array(clocks, np.uint8)
+        rises = min(np.count_nonzero(self.pattern & clock) for clock in (SNOOP, SYS))
+        self.slow = -(-len(self.pattern) // rises)  # rows for a clock of the slower domain
         self.row = 0
+        self.clock = 0  # clocks of the bus so far
         self.words: list[np.ndarray] = []
+        self.played: list[tuple[int, np.ndarray]] = []
+        self.running = 0
 
     # Time -------------------------------------------------------------------------------------
 
@@ -145,6 +154,7 @@ class Board:
         taken &= np.broadcast_to(np.asarray(ready, bool), rows)
         self.words.append(seen["data"][taken])
         self.row += rows
+        self.clock += int(np.count_nonzero(clocks & SNOOP)) + int(np.sum(columns.get("advance", 0)))
         return seen
 
     def snoop_rows(self, clocks: int) -> np.ndarray:
@@ -158,6 +168,7 @@ class Board:
     def play(self, accesses: np.ndarray, **more: Any) -> dict[str, np.ndarray]:
         """Play accesses at the decoder: shape ``(clocks, lanes)``, fields of ACCESS."""
         at = self.snoop_rows(len(accesses))
+        self.played.append((self.clock, accesses))
         rows = int(at[-1]) + 1 if len(at) else 0
         columns: dict[str, Any] = {}
         for lane in range(self.lanes):
@@ -179,8 +190,16 @@ class Board:
 
     def write(self, name: str, value: int, ready: Any = 1) -> None:
         """Write a register."""
-        for address, word in self.top.registers.writes(name, value):
-            self._cycle(ready, adr=address, we=1, dat_w=word)
+        self.write_all([(name, value)], ready)
+
+    def write_all(self, writes: list[tuple[str, int]], ready: Any = 1) -> None:
+        """Write registers one after the other, in as many clocks of sys as there are words."""
+        words = [pair for write in writes for pair in self.top.registers.writes(*write)]
+        rises = np.flatnonzero(self.clocks((len(words) + 1) * self.slow) & SYS)[: len(words)]
+        columns = {name: np.zeros(rises[-1] + 1, np.uint64) for name in ("adr", "dat_w", "we")}
+        columns["adr"][rises], columns["dat_w"][rises] = np.array(words, np.uint64).T
+        columns["we"][rises] = 1
+        self.run(int(rises[-1]) + 1, ready=ready, **columns)
 
     def read(self, name: str, ready: Any = 1) -> int:
         """Read a register."""
@@ -200,9 +219,8 @@ class Board:
     def program(self) -> None:
         """Make addresses the coordinates themselves, and let window 0 want them all."""
         self.write("address_table_index", 0)
-        for i in range(SLICES):
-            for value in range(1 << SLICE_BITS):
-                self.write("address_table_data", value << i * SLICE_BITS)
+        words = [value << i * SLICE_BITS for i in range(SLICES) for value in range(1 << SLICE_BITS)]
+        self.write_all([("address_table_data", word) for word in words])
         self.write("address_control", 1)
         self.window(0, 0, ALL, 0b011)
 
@@ -219,7 +237,7 @@ class Board:
     def counters(self, ready: Any = 1) -> dict[str, int]:
         """All counters, latched now."""
         self.control(self.running, latch=1, ready=ready)
-        self.run(16 * len(self.pattern), ready=ready)
+        self.run(16 * self.slow, ready=ready)
         names = {
             "accesses": "accesses",
             "matched": "matched",
@@ -230,13 +248,11 @@ class Board:
         }
         return {short: self.read(name, ready=ready) for short, name in names.items()}
 
-    running = 0
-
     def start(self, ready: Any = 1) -> None:
         """Start recording, and wait until accesses are taken."""
         self.running = 1
         self.control(1, ready=ready)
-        self.run(24 * len(self.pattern), ready=ready)
+        self.run(24 * self.slow, ready=ready)
 
     def stop(self, ready: Any = 1) -> None:
         """Stop recording."""
@@ -247,7 +263,7 @@ class Board:
         """Let the link take all there is."""
         while True:
             before = sum(map(len, self.words))
-            self.run(3000 * len(self.pattern))
+            self.run(5000 * self.slow)
             if sum(map(len, self.words)) == before:
                 return
 
@@ -256,11 +272,47 @@ class Board:
         words = np.concatenate(self.words) if self.words else np.empty(0, np.uint64)
         return decode(words)
 
+    def expected(self) -> Capture:
+        """The accesses played so far, with times that are right up to a constant."""
+        parts = []
+        for start, accesses in self.played:
+            valid = accesses[accesses["valid"] == 1]
+            clock, lane = np.nonzero(accesses["valid"])
+            time = (start + clock) * self.phases + accesses["phase"][clock, lane]
+            address = (
+                valid["column"].astype(np.uint64)
+                | valid["row"].astype(np.uint64) << np.uint64(COLUMN_BITS)
+                | valid["bank"].astype(np.uint64) << np.uint64(COLUMN_BITS + ROW_BITS)
+            )
+            parts.append((time, address << np.uint64(3), valid["write"].astype(bool)))
+        return Capture(*map(np.concatenate, zip(*parts, strict=True)))
+
 
 @functools.cache
-def _built(phases: int, depth_words: int, fifo_depth: int) -> tuple[Top, Bench]:
-    top = Top(phases, depth_words, fifo_depth)
+def _built(*options: int) -> tuple[Top, Bench]:
+    top = Top(*options)
     return top, Bench(top, top.inputs, top.outputs, DOMAINS)
+
+
+def assert_accounted(found: Capture, expected: Capture) -> int:
+    """Each expected access is in the capture or in the LOST record at its place; how many lost.
+
+    Order, address, direction and the time between any two must be right.
+    """
+    kept = np.ones(len(expected.time), bool)
+    behind = 0
+    for record in found.lost:
+        assert record.count
+        start = record.position + behind
+        kept[start : start + record.count] = False
+        behind += record.count
+    assert len(found.time) + behind == len(expected.time)
+    np.testing.assert_array_equal(found.address, expected.address[kept])
+    np.testing.assert_array_equal(found.write, expected.write[kept])
+    since = expected.time[kept]
+    if len(since):
+        np.testing.assert_array_equal(found.time - found.time[0], since - since[0])
+    return behind
 
 
 ACCESS = np.dtype(
@@ -287,20 +339,3 @@ def traffic(
     accesses["row"] = rng.integers(0, 1 << ROW_BITS, (clocks, lanes))
     accesses["column"] = rng.integers(0, 1 << COLUMN_BITS, (clocks, lanes))
     return accesses
-
-
-def expected(accesses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Addresses (bytes) and write flags of the valid ones, in order, as `Board.program` maps."""
-    valid = accesses[accesses["valid"] == 1]
-    address = (
-        valid["column"].astype(np.uint64)
-        | valid["row"].astype(np.uint64) << np.uint64(COLUMN_BITS)
-        | valid["bank"].astype(np.uint64) << np.uint64(COLUMN_BITS + ROW_BITS)
-    )
-    return address << np.uint64(wire.ADDRESS_UNIT_SHIFT), valid["write"].astype(bool)
-
-
-def ticks(accesses: np.ndarray, phases: int) -> np.ndarray:
-    """Times of the valid ones, in ticks since the first clock."""
-    clock, lane = np.nonzero(accesses["valid"])
-    return clock * phases + accesses["phase"][clock, lane]
