@@ -36,7 +36,7 @@ from ptat_parser.events import ENTRY_EVENTS
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.rpt import PAGE_SHIFT
-from ptat_parser.session import Session
+from ptat_parser.session import Channel, Session
 from ptat_parser.survey import Progress, no_progress
 
 U64 = npt.NDArray[np.uint64]
@@ -132,7 +132,11 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
     """
     session = Session(directory)
     report = Report()
-    capture = _check_capture(session, report, progress)
+    structure = report.begin("capture", "blocks, records and time of the capture")
+    accesses = report.begin("accesses", "inside the region, markers only stored to")
+    capture = _Capture()
+    for channel in session.board.channels:
+        _check_capture(session, channel, capture, report, structure, accesses, progress)
     report.accesses = capture.accesses
     log = _check_log(session, report)
     ordered = _check_markers(session, capture, log, report)
@@ -189,27 +193,33 @@ def _at(word: int) -> dict[str, int]:
     return {"block": block, "word": in_block, "byte": word * 8}
 
 
-def _check_capture(session: Session, report: Report, progress: Progress) -> _Capture:
-    """The file's structure, and every access against the region."""
-    capture = _Capture()
-    name, path = session.channel.file, session.bus_path
-    structure = report.begin("capture", "blocks, records and time of the capture")
-    accesses = report.begin("accesses", "inside the region, markers only stored to")
+def _check_capture(
+    session: Session,
+    channel: Channel,
+    capture: _Capture,
+    report: Report,
+    structure: Check,
+    accesses: Check,
+    progress: Progress,
+) -> None:
+    """The structure of a channel's file, and every access against the region."""
+    name, path = channel.file, session.path / channel.file
     if not path.is_file() or not path.stat().st_size:
         report.violated(structure, "empty" if path.is_file() else "no such file", name)
-        return capture
+        return
     blocks, rest_bytes = divmod(path.stat().st_size, wire.BLOCK_BYTES)
     region = session.region
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
     due: int | None = None  # number of the next block
     now = 0
     marks: set[int] = set()
+    gaps_before = capture.gaps
     marker_stores = [capture.marker_stores]
     for first, words in _words(path):
         wrong: list[tuple[int, str]] = []
         readable = np.ones(len(words), np.bool_)
         for i in range(len(words)):
-            problem = _block_problem(words[i], session.channel.index)
+            problem = _block_problem(words[i], channel.index)
             if problem:
                 wrong.append(((first + i) * wire.BLOCK_WORDS + problem[1], problem[0]))
                 readable[i] = False
@@ -260,11 +270,11 @@ def _check_capture(session: Session, report: Report, progress: Progress) -> _Cap
     if session.complete and rest_bytes:
         message = f"the last block has {rest_bytes} of {wire.BLOCK_BYTES} bytes"
         report.violated(structure, message, name, **end)
-    if not capture.gaps and wire.Mark.START not in marks:
+    whole = capture.gaps == gaps_before
+    if whole and wire.Mark.START not in marks:
         report.violated(structure, "no START mark", name, **_at(0))
-    if not capture.gaps and session.complete and wire.Mark.STOP not in marks:
+    if whole and session.complete and wire.Mark.STOP not in marks:
         report.violated(structure, "no STOP mark: the end is missing", name, **end)
-    return capture
 
 
 def _mask(bits: int) -> int:
@@ -435,6 +445,8 @@ def _check_markers(
     current = report.begin("markers", "one store on the bus for each table event")
     if log is None or report.checks[0].violations:
         current.skipped = "capture or kernel log is damaged"
+    elif len(session.board.channels) > 1:
+        current.skipped = "the capture has several channels"
     elif capture.gaps or log.lost_seqs or log.lost_events:
         current.skipped = "accesses or kernel events were lost"
     if current.skipped or log is None:
@@ -509,6 +521,7 @@ def _use(
     base: Integer,
     marker_bytes: Integer,
     line_shift: Integer,
+    frame_of_page: npt.NDArray[np.int32],
     state: npt.NDArray[np.uint8],
     counted: npt.NDArray[np.bool_],
     stores: npt.NDArray[np.int32],
@@ -523,10 +536,11 @@ def _use(
         offset = address[i] - base
         if offset < marker_bytes:
             continue
-        page = np.int64(offset >> np.uint64(12))
+        page = np.int64(frame_of_page[np.int64(offset >> np.uint64(12))])
         kind = -1
         if write[i]:
-            line = np.int64(offset >> line_shift)
+            in_page = np.int64(offset & np.uint64(4095)) >> line_shift
+            line = (page << 12 - line_shift) + in_page
             if state[page] == _NEVER:
                 kind = 0
             elif counted[page]:
@@ -558,11 +572,14 @@ def _check_tables(
     if counted_level == 2:
         entries.about += ", PMD entries only"
     logged = _entry_events(session, ordered, counted_level)
-    line = (logged["slot_pa"] - base >> np.uint64(line_shift)).astype(np.int64)
-    due = np.bincount(line, minlength=region.size_bytes >> line_shift).astype(np.int32)
-
-    pages = region.size_bytes >> PAGE_SHIFT
-    state, counted = np.zeros(pages, np.uint8), np.zeros(pages, np.bool_)
+    frame_of_page, frames = _frames(session, ordered, logged)
+    offset = (logged["slot_pa"] - base).astype(np.int64)
+    lines_shift = PAGE_SHIFT - line_shift
+    line = (frame_of_page[offset >> PAGE_SHIFT].astype(np.int64) << lines_shift) + (
+        offset % 4096 >> line_shift
+    )
+    due = np.bincount(line, minlength=frames << lines_shift).astype(np.int32)
+    state, counted = np.zeros(frames, np.uint8), np.zeros(frames, np.bool_)
     stores = np.zeros_like(due)
     events, position = ordered.events, ordered.position
     applied = done = 0
@@ -574,10 +591,10 @@ def _check_tables(
         for event in range(applied, end + 1):
             stop = max(int(position[event]) - done, 0) if event < end else found.time.size
             _use(found.address, found.write, start, stop, base, np.uint64(marker_bytes),
-                 np.uint64(line_shift), state, counted, stores, due, wrong)  # fmt: skip
+                 line_shift, frame_of_page, state, counted, stores, due, wrong)  # fmt: skip
             start = stop
             if event < end:
-                _apply(events[event], region.base, counted_level, state, counted)
+                _apply(events[event], region.base, counted_level, frame_of_page, state, counted)
         applied = end
         for kind in np.argsort(wrong[:, 1], kind="stable").tolist():
             times, row = wrong[kind].tolist()
@@ -603,6 +620,18 @@ def _check_tables(
             int(missing.sum()),
             address=int(event["slot_pa"]),
         )
+
+
+def _frames(
+    session: Session, ordered: _Ordered, logged: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.int32], int]:
+    """Number the pages of the region that events name, from 1; 0: all others. How many, with 0."""
+    base, size_bytes = np.uint64(session.region.base), np.uint64(session.region.size_bytes)
+    offset = np.concatenate([ordered.events["pa"], logged["slot_pa"]]) - base
+    used = np.unique((offset[offset < size_bytes] >> np.uint64(PAGE_SHIFT)).astype(np.int64))
+    frame_of_page = np.zeros(session.region.size_bytes >> PAGE_SHIFT, np.int32)
+    frame_of_page[used] = np.arange(1, used.size + 1)
+    return frame_of_page, used.size + 1
 
 
 def _rank(values: I64) -> I64:
@@ -638,14 +667,15 @@ def _apply(
     event: npt.NDArray[Any],
     base: int,
     counted_level: int,
+    frame_of_page: npt.NDArray[np.int32],
     state: npt.NDArray[np.uint8],
     counted: npt.NDArray[np.bool_],
 ) -> None:
     """A table freed is still linked: walkers may use it until it is handed out again."""
     offset = int(event["pa"]) - base
-    if not 0 <= offset < state.size << PAGE_SHIFT:
+    if not 0 <= offset < frame_of_page.size << PAGE_SHIFT:
         return
-    page = offset >> PAGE_SHIFT
+    page = frame_of_page[offset >> PAGE_SHIFT]
     if event["kind"] in (kernel_log.TABLE_ALLOC, kernel_log.TABLE_LINK):
         state[page] = _HANDED_OUT if event["kind"] == kernel_log.TABLE_ALLOC else _LINKED
         counted[page] = event["level"] >= counted_level

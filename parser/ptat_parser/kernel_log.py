@@ -106,6 +106,7 @@ _NEEDED = {
 _LEVELS = (1, 2)
 
 _PAGE_BYTES_MAX = 1 << 20
+_TEXT_BYTES_MAX = 1 << 20
 _MISSED_EVENTS = 1 << 31
 _MISSED_STORED = 1 << 30
 _SIZE_MASK = (1 << 20) - 1
@@ -165,7 +166,11 @@ def _fields(text: str) -> dict[str, _Field]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        with path.open("rb") as file:
+            data = file.read(_TEXT_BYTES_MAX + 1)
+        if len(data) > _TEXT_BYTES_MAX:
+            raise _damaged(path)
+        return data.decode("ascii")
     except FileNotFoundError:
         raise ParseError(
             f"{path}: missing: the kernel's log cannot be read without it", "record again"
