@@ -156,12 +156,12 @@ class Session:
 
     @property
     def channel(self) -> Channel:
-        """The capture stream."""
+        """The capture stream, or the first of several; all have one clock."""
         return self.board.channels[0]
 
     @property
     def bus_path(self) -> Path:
-        """File of the capture stream."""
+        """File of `channel`."""
         return self.path / self.channel.file
 
     @property
@@ -205,8 +205,13 @@ class Session:
         where = self.path / "session.json"
         board, region = self.board, self.region
         problem = None
-        if len(board.channels) != 1:
-            problem = f"{len(board.channels)} capture channels; this version reads one"
+        channels = board.channels
+        if not channels:
+            problem = "no capture channel"
+        elif len({channel.index for channel in channels}) != len(channels):
+            problem = "several capture channels have one number"
+        elif len({channel.tick_hz for channel in channels}) != 1:
+            problem = "the capture channels' clocks differ"
         elif board.granularity_bytes not in (8, 16, 32, 64):
             problem = f"granularity of {board.granularity_bytes} bytes; 8, 16, 32 or 64 are known"
         elif board.walk_reads not in ("psc", "all"):
