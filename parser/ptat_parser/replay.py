@@ -28,10 +28,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import kernel_log, markers
-from ptat_parser.blocks import BusReader, Chunk
+from ptat_parser.blocks import Chunk
 from ptat_parser.clock import Clock
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog, TableEvent
+from ptat_parser.merge import Reader
 from ptat_parser.rpt import (
     CLEARING,
     EMPTY,
@@ -662,7 +663,7 @@ class Replay:
 
 def replay(
     session: Session,
-    reader: BusReader,
+    reader: Reader,
     log: KernelLog,
     placement: markers.Placement,
     clock: Clock,
@@ -837,7 +838,7 @@ class _Schedule:
         return late
 
 
-def _with_next(reader: BusReader) -> Iterator[tuple[Chunk, np.uint64, int]]:
+def _with_next(reader: Reader) -> Iterator[tuple[Chunk, np.uint64, int]]:
     """Chunks, each with the address that is read right after it, and when."""
     previous: Chunk | None = None
     for chunk in reader:

@@ -26,12 +26,12 @@ import pyarrow.parquet as pq
 
 from ptat_parser import clock, gaps, kernel_log, markers, wire
 from ptat_parser import replay as replaying
-from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
+from ptat_parser.merge import open_bus
 from ptat_parser.replay import Records, Replay, replay
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
@@ -152,18 +152,13 @@ def _parse_into(
     session.check_files()
     log = kernel_log.read_kernel_log(session.kernel_path)
     channel = session.channel
-    reader = BusReader(
-        session.bus_path,
-        channel.index,
-        salvage=salvage,
-        tail_may_be_cut=not session.complete,
-    )
+    reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     found = survey(reader, session.region, progress)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
         if session.complete and not there:
             if not salvage:
                 raise BadInput(
-                    f"{session.bus_path}: truncated: the capture's {mark} mark is missing",
+                    f"{reader.path}: truncated: the capture's {mark} mark is missing",
                     "use --salvage to parse what is there, or record again",
                 )
             found.losses.blocks = max(found.losses.blocks, 1)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ptat_parser import wire
-from ptat_parser.blocks import END_OF_TIME, BusReader, Chunk
+from ptat_parser.blocks import END_OF_TIME, Chunk
 from ptat_parser.errors import ParseError
 from ptat_parser.markers import MarkerStores
+from ptat_parser.merge import Reader
 from ptat_parser.session import Region
 
 Progress = Callable[[str, int, int], None]
@@ -66,7 +67,7 @@ class Survey:
     sampled_one_in: int = 1
 
 
-def survey(reader: BusReader, region: Region, progress: Progress = no_progress) -> Survey:
+def survey(reader: Reader, region: Region, progress: Progress = no_progress) -> Survey:
     """Read the whole stream once.
 
     Raises `ParseError` for a damaged stream and for one that is of another region.
