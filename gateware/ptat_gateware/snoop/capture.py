@@ -125,7 +125,7 @@ class PinMonitor(LiteXModule):
 class ClockWatch(LiteXModule):
     """``running`` (domain ``sys``): domain ``snoop`` has ticked in the last ``patience`` clocks.
 
-    ``stopped`` is for ``snoop``: high for a while when its clock has come back.
+    ``stopped`` is for ``snoop``: high for its first clocks when it has come back.
     """
 
     def __init__(self, patience: int = 256) -> None:
@@ -142,10 +142,12 @@ class ClockWatch(LiteXModule):
             MultiReg(divider[-1], toggle, "sys"),
             MultiReg(~self.running, self.stopped, "snoop", reset=1),
         ]
-        self.comb += self.running.eq(left != 0)
+        # Only the second sign of life counts: by then, what was under way when it stopped is gone.
         self.sync += [
             before.eq(toggle),
-            If(toggle != before, left.eq(patience)).Elif(left != 0, left.eq(left - 1)),
+            If(toggle != before, left.eq(patience), self.running.eq(left != 0))
+            .Elif(left != 0, left.eq(left - 1))
+            .Else(self.running.eq(0)),
         ]
 
 
