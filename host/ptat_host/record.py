@@ -20,7 +20,7 @@ from typing import Any
 
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
 from ptat_host.sizes import format_size
-from ptat_parser import session
+from ptat_parser import archive, session
 from ptat_parser.errors import PtatError
 
 FREE_BYTES_MIN = 256 << 20
@@ -136,9 +136,31 @@ def record(board: Board, request: RecordRequest) -> RecordResult:
     content["incomplete_reason"] = None if result.complete else result.reason
     content["command"]["exit_status"] = result.exit_status
     description.add(result.metadata)
+    archived = _archive(content["board"], request.session_dir)
     session.seal(content, request.session_dir)
     description.finish()
+    for raw in archived:
+        raw.unlink()
     return result
+
+
+def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
+    """Archive the captures, name the archives in `board`, and return the files they stand for.
+
+    These may only go when ``session.json`` names the archives. A capture that cannot be archived
+    (no room for both, interrupted) stays as it is, which is as good to read.
+    """
+    archived = []
+    for channel in board.get("channels", []):
+        raw = directory / channel["file"]
+        target = raw.with_suffix(".ptb")
+        if raw.suffix != ".raw":
+            continue
+        with contextlib.suppress(OSError, KeyboardInterrupt):
+            archive.pack(raw, target)
+            channel["file"] = target.name
+            archived.append(raw)
+    return archived
 
 
 def _require_free_space(directory: Path) -> None:

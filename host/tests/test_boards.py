@@ -12,7 +12,7 @@ from ptat_host.boards import hardware, usb
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_host.boards.usb import UsbBoard
 from ptat_host.cli import main
-from ptat_parser import wire
+from ptat_parser import archive, wire
 
 
 @pytest.fixture
@@ -40,6 +40,7 @@ def results(session: Path, capsys) -> dict:
 def test_a_replayed_session_is_the_same(recorded, capsys):
     status, target = replay(recorded)
     assert status == 0
+    archive.unpack(target / "bus.0.ptb", target / "bus.0.raw")
     assert (target / "bus.0.raw").read_bytes() == (recorded / "bus.0.raw").read_bytes()
     first, second = results(recorded, capsys), results(target, capsys)
     assert first["totals"] == second["totals"]

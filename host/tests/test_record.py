@@ -19,6 +19,7 @@ import pytest
 from ptat_host import boards, doctor, record
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.cli import main
+from ptat_parser import archive
 
 METADATA = {
     "board": {"granularity_bytes": 64, "walk_reads": "psc", "channels": []},
@@ -300,3 +301,33 @@ def test_doctor_looks_at_this_machine(monkeypatch, tmp_path):
     assert "has PTAT without a region" in check("this kernel").detail
     (tmp_path / "region").touch()
     assert check("this kernel").ok is True
+
+
+def with_channel(request: RecordRequest) -> RecordResult:
+    board = {**METADATA["board"], "channels": [{"index": 0, "file": "bus.0.raw", "tick_hz": 1e9}]}
+    return RecordResult(0, True, metadata={**METADATA, "board": board})
+
+
+def channel_file() -> str:
+    return json.loads(Path("out/session.json").read_text())["board"]["channels"][0]["file"]
+
+
+def test_the_capture_is_archived(monkeypatch):
+    behave(monkeypatch, with_channel)
+    assert main(["record", "-o", "out", "--", "true"]) == 0
+    assert channel_file() == "bus.0.ptb"
+    assert sorted(path.name for path in Path("out").iterdir()) == ["bus.0.ptb", "session.json"]
+    archive.unpack(Path("out/bus.0.ptb"), Path("raw"))
+    assert Path("raw").read_bytes() == bytes(8192)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), KeyboardInterrupt()])
+def test_a_capture_that_cannot_be_archived_stays(monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    behave(monkeypatch, with_channel)
+    monkeypatch.setattr(archive.ArchiveWriter, "write", fail)
+    assert main(["record", "-o", "out", "--", "true"]) == 0
+    assert channel_file() == "bus.0.raw"
+    assert sorted(path.name for path in Path("out").iterdir()) == ["bus.0.raw", "session.json"]

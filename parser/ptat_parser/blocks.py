@@ -10,6 +10,7 @@ looks at single words only where others are.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from ptat_parser import wire
+from ptat_parser.archive import ArchiveStream, open_stream
 from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.jit import Integer, jit
 
@@ -224,40 +226,54 @@ class BusReader:
         self.chunk_blocks = CHUNK_BLOCKS
         self._damaged: set[int] | None = None  # blocks, once all have been looked at
         self._salvage = salvage
-        self._tail_may_be_cut = tail_may_be_cut or salvage
-        size_bytes = path.stat().st_size
-        if size_bytes == 0:
+        tail_may_be_cut = tail_may_be_cut or salvage
+        self._stream = open_stream(path, salvage=salvage, tail_may_be_cut=tail_may_be_cut)
+        if self._stream.size_bytes == 0:
             raise ParseError(f"{path}: empty: nothing was captured", "record again")
-        self.blocks, self._rest_bytes = divmod(size_bytes, wire.BLOCK_BYTES)
-        if self._rest_bytes and not self._tail_may_be_cut:
+        self.blocks, rest_bytes = divmod(self._stream.size_bytes, wire.BLOCK_BYTES)
+        if rest_bytes and not tail_may_be_cut:
             raise ParseError(
                 f"{path}: truncated: block {self.blocks} at byte {self.blocks * wire.BLOCK_BYTES}"
-                f" has {self._rest_bytes} of {wire.BLOCK_BYTES} bytes",
+                f" has {rest_bytes} of {wire.BLOCK_BYTES} bytes",
                 _SALVAGE_HINT,
             )
+        self._first = 0
+        self._cut = bool(rest_bytes or self._stream.cut)
+
+    def part(self, first: int, end: int) -> BusReader:
+        """A reader of the blocks ``first … end`` only."""
+        other = copy.copy(self)
+        other._first = self._first + first
+        other._cut = self._cut and end == self.blocks
+        other.blocks = end - first
+        return other
+
+    def window(self, start_ticks: int, end_ticks: int) -> BusReader:
+        """A reader of those blocks that may hold records of ``start_ticks … end_ticks``.
+
+        Only an archive knows which these are; of a plain file it is all of them.
+        """
+        if isinstance(self._stream, ArchiveStream):
+            return self.part(*self._stream.window(start_ticks, end_ticks))
+        return self
 
     def read(self, first: int, words: U64) -> None:
         """Fill `words`, shape ``(blocks, 1024)``, with the blocks from `first` on."""
-        view = words.data.cast("B")
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(first * wire.BLOCK_BYTES)
-            while view:
-                done = file.readinto(view)
-                if not done:
-                    raise ParseError(f"{self.path}: became shorter while being read")
-                view = view[done:]
+        self._stream.readinto(first * wire.BLOCK_BYTES, words.data.cast("B"))
 
     def __iter__(self) -> Iterator[Chunk]:
         state = np.zeros(_STATE, np.int64)
         state[_SEQ] = -1
         damaged: set[int] = set()
         buffer = np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64)
-        for first in range(0, self.blocks, self.chunk_blocks):
-            words = buffer[: min(self.chunk_blocks, self.blocks - first)]
+        end = self._first + self.blocks
+        for first in range(self._first, end, self.chunk_blocks):
+            words = buffer[: min(self.chunk_blocks, end - first)]
             self.read(first, words)
             yield self._decode(words, first, state, damaged)
-        self._damaged = damaged
-        missing_blocks = int(state[_MISSING]) + bool(self._rest_bytes)
+        if self._damaged is None and self._first == 0:
+            self._damaged = damaged
+        missing_blocks = int(state[_MISSING]) + self._cut
         if missing_blocks:
             nothing = np.empty(0, np.uint64)
             lost = Lost(0, int(state[_TICKS]), END_OF_TIME, None, missing_blocks)

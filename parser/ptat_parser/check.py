@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import kernel_log, markers, results, wire
+from ptat_parser.archive import ArchiveStream, RawStream, open_stream
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.events import ENTRY_EVENTS
 from ptat_parser.jit import Integer, jit
@@ -178,14 +179,13 @@ class _Accesses(NamedTuple):
         return {**_at(int(self.word[row])), "time_ticks": ticks, "address": address}
 
 
-def _words(path: Path) -> Iterator[tuple[int, U64]]:
-    """Whole blocks of a file as words, shape ``(blocks, 1024)``, and the first one's number."""
-    first = 0
-    with path.open("rb") as file:
-        while data := file.read(SCAN_BLOCKS * wire.BLOCK_BYTES):
-            words = np.frombuffer(data[: len(data) & -wire.BLOCK_BYTES], "<u8")
-            yield first, words.reshape(-1, wire.BLOCK_WORDS)
-            first += len(words) // wire.BLOCK_WORDS
+def _words(stream: RawStream | ArchiveStream) -> Iterator[tuple[int, U64]]:
+    """Whole blocks of a stream as words, shape ``(blocks, 1024)``, and the first one's number."""
+    blocks = stream.size_bytes // wire.BLOCK_BYTES
+    for first in range(0, blocks, SCAN_BLOCKS):
+        words = np.empty((min(SCAN_BLOCKS, blocks - first), wire.BLOCK_WORDS), np.uint64)
+        stream.readinto(first * wire.BLOCK_BYTES, words.data.cast("B"))
+        yield first, words
 
 
 def _at(word: int) -> dict[str, int]:
@@ -207,7 +207,8 @@ def _check_capture(
     if not path.is_file() or not path.stat().st_size:
         report.violated(structure, "empty" if path.is_file() else "no such file", name)
         return
-    blocks, rest_bytes = divmod(path.stat().st_size, wire.BLOCK_BYTES)
+    stream = open_stream(path, salvage=True)
+    blocks, rest_bytes = divmod(stream.size_bytes, wire.BLOCK_BYTES)
     region = session.region
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
     due: int | None = None  # number of the next block
@@ -215,7 +216,7 @@ def _check_capture(
     marks: set[int] = set()
     gaps_before = capture.gaps
     marker_stores = [capture.marker_stores]
-    for first, words in _words(path):
+    for first, words in _words(stream):
         wrong: list[tuple[int, str]] = []
         readable = np.ones(len(words), np.bool_)
         for i in range(len(words)):
@@ -267,6 +268,8 @@ def _check_capture(
         progress("checking blocks", first + len(words), blocks)
     capture.marker_stores = np.concatenate(marker_stores)
     end = _at(blocks * wire.BLOCK_WORDS)
+    if session.complete and stream.cut:
+        report.violated(structure, "the archive's footer is missing or damaged", name, **end)
     if session.complete and rest_bytes:
         message = f"the last block has {rest_bytes} of {wire.BLOCK_BYTES} bytes"
         report.violated(structure, message, name, **end)
@@ -496,7 +499,7 @@ def _locate(session: Session, position: int) -> dict[str, int]:
 def _scan_again(session: Session) -> Iterator[tuple[int, _Accesses]]:
     """The accesses of a capture that is known to be sound, with the number of their block."""
     now = 0
-    for first, words in _words(session.bus_path):
+    for first, words in _words(open_stream(session.bus_path, salvage=True)):
         found, _, now, _ = _decode(words, np.ones(len(words), np.bool_), first, now)
         yield first, found
 
@@ -583,7 +586,7 @@ def _check_tables(
     stores = np.zeros_like(due)
     events, position = ordered.events, ordered.position
     applied = done = 0
-    blocks = session.bus_path.stat().st_size // wire.BLOCK_BYTES
+    blocks = open_stream(session.bus_path, salvage=True).size_bytes // wire.BLOCK_BYTES
     for first, found in _scan_again(session):
         wrong = np.zeros((len(_BAD_ACCESS) + 1, 2), np.int64)
         start = 0

@@ -463,14 +463,13 @@ def _known_reads(
     size: Integer,
     in_line: Integer,
     leaf_slots: I64,
-    state: U8,
-    numbers: U32,
-    slots: U64,
     known: U32,
+    slots: U64,
+    numbers: U32,
 ) -> bool:
     """Whether accesses are what nearly all are: reads of PTEs that were read before.
 
-    Fills `slots` and `known` (numbers of pages). Each step is done for the whole group, so that
+    Fills `slots` and `numbers` (of pages). Each step is done for the whole group, so that
     loads from tables that no cache holds overlap.
     """
     if quiet < time[stop - 1]:
@@ -485,9 +484,9 @@ def _known_reads(
     if other:
         return False
     for j in range(count):
-        number = numbers[slots[j]]
-        other |= (number == 0) | (state[slots[j]] == EMPTY)
-        known[j] = number
+        number = known[slots[j]]
+        other |= number == 0
+        numbers[j] = number
     return not other
 
 
@@ -516,13 +515,14 @@ def _replay(
     line, faults, entries = config.line, config.faults, config.entries
     levels, frames, parent_slots = t.level, t.frame, t.parent_slot
     state, owed, mapped = t.state, t.owed, t.mapped
-    numbers, last_read, misses, last = t.page, t.last_read, t.misses, t.last
+    numbers, known = t.page, t.known
+    last_read, misses, last = t.last_read, t.misses, t.last
     epoch = np.uint64(count[EPOCH]) - _ONE
     leaf_slots = t.leaf_slot
     keep = faults or config.records
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
     grouped = line == 1 or not entries  # else each read says which entries were mapped
-    slots, known = np.empty(GROUP, np.uint64), np.empty(GROUP, np.uint32)
+    slots, pages_read = np.empty(GROUP, np.uint64), np.empty(GROUP, np.uint32)
     out_time, out_page, out_kind, out_previous = out.time, out.page, out.kind, out.previous
     first_output = out.first[0]
     n_output = count[N_OUTPUT]
@@ -534,7 +534,7 @@ def _replay(
         end = min(first + GROUP, stop)
         if grouped and pmd_line < 0 and _known_reads(
             time, address, write, first, end, next_timed, base, size, in_line, leaf_slots,
-            state, numbers, slots, known,
+            known, slots, pages_read,
         ):  # fmt: skip
             count_known = end - first
             for j in range(count_known):
@@ -544,7 +544,7 @@ def _replay(
                 at = n_output - first_output
                 for j in range(count_known):
                     out_time[at + j] = time[first + j]
-                    out_page[at + j] = known[j]
+                    out_page[at + j] = pages_read[j]
                     out_kind[at + j] = MISS
             if faults:
                 for j in range(count_known):
@@ -621,6 +621,8 @@ def _replay(
             n_output += 1
             if kind == MISS:
                 misses[slot] += 1
+                if level == 1:
+                    known[slot] = number
                 if line > 1 and (entries or level == 2):
                     pages[number, P_CANDIDATES] |= _candidates(slot, line, level, state, mapped)
                 if faults:

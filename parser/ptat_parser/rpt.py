@@ -85,9 +85,10 @@ class Tables(NamedTuple):
     `page_of_range` (int32), the region's page that serves it now, or -1. For each slot its `state`;
     the state that a store will bring (`pending`); reads that faulted and whose event has not come
     yet (`owed`), and when the last of them was (`owed_ticks`, uint64); whether its entry is
-    `mapped` (else uint8). Side by side in `each_read` (uint32), for each read of a slot uses them:
-    the number of its `page`, the `last_read` of it that was a miss, how many `misses` there were
-    of that page, and `last`, ticks from `Rpt.epoch_ticks` to after the last read.
+    `mapped` (else uint8); and the number of its `page` (uint32). Side by side in `each_read`
+    (uint32), for each read of a slot uses them: that number again once it is `known` that reads are
+    misses, the `last_read` that was one, how many `misses` there were of that page, and `last`,
+    ticks from `Rpt.epoch_ticks` to after the last read.
     """
 
     level: npt.NDArray[np.uint8]
@@ -101,9 +102,10 @@ class Tables(NamedTuple):
     owed: npt.NDArray[np.uint8]
     owed_ticks: npt.NDArray[np.uint64]
     mapped: npt.NDArray[np.uint8]
+    page: npt.NDArray[np.uint32]
     each_read: npt.NDArray[np.void]
     state: npt.NDArray[np.uint8]
-    page: npt.NDArray[np.uint32]
+    known: npt.NDArray[np.uint32]
     last_read: npt.NDArray[np.uint32]
     misses: npt.NDArray[np.uint32]
     last: npt.NDArray[np.uint32]
@@ -112,8 +114,8 @@ class Tables(NamedTuple):
 EPOCH_TICKS = (1 << 32) - 2
 """So long `Tables.last` can count."""
 
-_PER_SLOT = ("state", "pending", "owed", "owed_ticks", "mapped", "each_read")
-_EACH_READ = np.dtype([(name, "<u4") for name in ("page", "last_read", "misses", "last")])
+_PER_SLOT = ("state", "pending", "owed", "owed_ticks", "mapped", "page", "each_read")
+_EACH_READ = np.dtype([(name, "<u4") for name in ("known", "last_read", "misses", "last")])
 _FRAMES = 64
 
 
@@ -161,6 +163,7 @@ class Rpt:
             owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
             mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
             state=np.zeros(_FRAMES * ENTRIES, np.uint8),
+            page=np.zeros(_FRAMES * ENTRIES, np.uint32),
             each_read=each_read,
             **_columns(each_read),
         )
@@ -287,7 +290,8 @@ class Rpt:
         self.tables.store_level[page] = level
         self._handed_out.add(page)
         slots = self._slots(page)
-        for array in (self.tables.state, self.tables.pending, self.tables.owed, self.tables.mapped):
+        t = self.tables
+        for array in (t.state, t.pending, t.owed, t.mapped, t.known):
             array[slots] = 0
 
     def _link(self, mm_index: int, event: TableEvent, level: int) -> None:
@@ -351,7 +355,8 @@ class Rpt:
             if used.size:
                 self._park(old, used, numbers[used])
         numbers[:] = 0
-        self.tables.last_read[self._slots(page)] = 0
+        for array in (self.tables.known, self.tables.last_read):
+            array[self._slots(page)] = 0
         if range_ in self._parked:
             index, values = self._parked[range_]
             numbers[index] = values
@@ -372,11 +377,12 @@ class Rpt:
         return self.counts()
 
     def _retire(self, slots: slice) -> None:
-        rows = self.tables.each_read[slots]
-        used = rows[rows["page"] != 0]
+        rows, page = self.tables.each_read[slots], self.tables.page[slots]
+        used = np.flatnonzero(page)
         if used.size:
-            last = np.where(used["last"], used["last"] + np.int64(self.epoch_ticks - 1), 0)
-            self._retired.append(Counts(used["page"], used["misses"], last))
+            last = rows["last"][used]
+            last_ticks = np.where(last, last + np.int64(self.epoch_ticks - 1), 0)
+            self._retired.append(Counts(page[used], rows["misses"][used], last_ticks))
             rows["misses"] = rows["last"] = 0
 
     def _park(

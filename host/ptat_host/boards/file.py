@@ -11,6 +11,7 @@ from typing import Any
 
 from ptat_host.boards import stream
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_parser import archive
 from ptat_parser.errors import PtatError
 from ptat_parser.session import Session
 
@@ -65,10 +66,11 @@ class FileBoard:
                 shutil.copytree(source, request.session_dir / name)
             elif source.exists():
                 shutil.copyfile(source, request.session_dir / name)
-        target = request.session_dir / session.channel.file
+        target = (request.session_dir / session.channel.file).with_suffix(".raw")
+        metadata["board"]["channels"][0]["file"] = target.name
         if not session.bus_path.exists():
             raise BoardError(f"{session.bus_path}: no such file", "name a whole session")
-        shutil.copyfile(session.bus_path, target)
+        archive.unpack(session.bus_path, target)
         report = stream.tidy(target, session.channel.index)
         metadata["board"]["link"] = report.as_dict()
         reason = session.incomplete_reason if not session.complete else None
