@@ -36,8 +36,12 @@ U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 LINE_BYTES = 64
-SEGMENT = 1 << 18
+SEGMENT = 1 << 16
 """Requests of one kind in a row."""
+BURST = 4096
+"""Requests between which the link is given time: half of what the snooper's buffer holds."""
+CAUGHT_UP_CLOCKS = 64
+"""A link that is silent for so long has all blocks that are complete."""
 
 
 class Wrong(Exception):
@@ -245,8 +249,11 @@ def run_requests(
     if stall:
         memory.simulation.stall(stall.open_clocks, stall.closed_clocks, seed)
     for segment in segments:
-        words = memory.words(segment.address, segment.write)
-        memory.simulation.flood(with_pauses(words, rng))
+        words = with_pauses(memory.words(segment.address, segment.write), rng)
+        for start in range(0, words.size, BURST):
+            memory.simulation.flood(words[start : start + BURST])
+            if not stall:
+                memory.simulation.drain(CAUGHT_UP_CLOCKS)
     requests = Requests(
         np.concatenate([segment.address for segment in segments]),
         np.concatenate([segment.write for segment in segments]),

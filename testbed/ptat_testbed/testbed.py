@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
-from ptat_testbed import build, run, sizes
+from ptat_parser.errors import PtatError
+from ptat_testbed import build, gateware_bus, run, sizes
+from ptat_testbed.gateware_bus import GatewareBus
+from ptat_testbed.progress import progress
 from ptat_testbed.qemu import escape
 
 TLB_PRESETS = ("skylake", "ivybridge-ep", "zen4")
@@ -14,6 +17,7 @@ GRANULARITIES_BYTES = (8, 32, 64)
 GRANULARITY_BYTES = 64
 TICK_HZ = 1_000_000_000
 """The plugin's bus clock counts nanoseconds."""
+BUSES = ("model", "gateware")
 
 
 class TestbedBoard:
@@ -32,6 +36,14 @@ class TestbedBoard:
             " leave it in a second, as 1024:1000000",
             "unlimited",
         ),
+        "bus": Option(
+            "what captures: model, or gateware: the snooper, simulated on the bus of a simulated"
+            " memory controller",
+            BUSES[0],
+        ),
+        "channels": Option(
+            f"memory channels of --bus gateware, 1 to {gateware_bus.CHANNELS_MAX}", "1"
+        ),
     }
 
     def check(self) -> list[Check]:
@@ -47,11 +59,16 @@ class TestbedBoard:
                 f" {', '.join(map(str, GRANULARITIES_BYTES))} bytes"
             )
         tlb = parse_tlb(request.options.get("tlb", TLB_PRESETS[0]))
+        channels = parse_bus(request.options, request.granularity_bytes)
         recording = run.Recording(request)
         settings = recording.settings
         base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
         session = request.session_dir
         bus_file = "bus.0.raw"
+        gateware = None
+        if channels is not None:
+            gateware = GatewareBus(channels, base, settings.region_bytes)
+            bus_file = "bus.model.raw"
         plugin = {
             "region_base": hex(base),
             "region_size": hex(settings.region_bytes),
@@ -77,6 +94,14 @@ class TestbedBoard:
             "walk_reads": "psc",
             "channels": [{"index": 0, "file": bus_file, "tick_hz": TICK_HZ}],
         }
+        if gateware:
+            result.metadata["board"] = gateware.metadata()
+            try:
+                with progress("simulating the bus and its snooper"):
+                    gateware.capture(session, session / bus_file)
+            except PtatError as error:
+                result.complete = False
+                result.reason = f"the gateware captured nothing: {error.message}"
         result.metadata["cpu"] = {"name": "QEMU TCG with ptat's TLB model", **tlb}
         return result
 
@@ -98,6 +123,26 @@ def parse_tlb(text: str) -> dict[str, str]:
             raise BoardError(f"--tlb {text}: {change!r} is no change", "write it as l1d=32x4")
         parameters[part if part.startswith("psc_") else f"tlb_{part}"] = value
     return parameters
+
+
+def parse_bus(options: Mapping[str, str], granularity_bytes: int | None) -> int | None:
+    """How many channels the gateware is to capture; None: the model captures.
+
+    :raises BoardError: the options make no sense.
+    """
+    bus = options.get("bus", BUSES[0])
+    if bus not in BUSES:
+        raise BoardError(f"--bus {bus}: there is no such bus", f"use {' or '.join(BUSES)}")
+    if bus == BUSES[0]:
+        if "channels" in options:
+            raise BoardError("--channels: the model has one", "add --bus gateware")
+        return None
+    if "buffer" in options:
+        raise BoardError("--buffer: it is the model's", "leave it out with --bus gateware")
+    shown = gateware_bus.GRANULARITY_BYTES
+    if granularity_bytes not in (None, shown):
+        raise BoardError(f"--granularity {granularity_bytes}: a DDR3 bus shows {shown} bytes")
+    return sizes.parse_count(options.get("channels", "1"), "--channels", gateware_bus.CHANNELS_MAX)
 
 
 def parse_buffer(text: str) -> dict[str, int]:

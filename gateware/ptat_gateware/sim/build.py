@@ -50,7 +50,12 @@ def _key(channels: int) -> str:
     cores = sorted([*package.glob("*.py"), *package.glob("snoop/*.py")])
     sources = [*cores, *ours, HARNESS, Path(wire.__file__)]
     version = subprocess.run([VERILATOR[0], "--version"], capture_output=True, check=True).stdout
-    tools = " ".join(f"{name} {importlib.metadata.version(name)}" for name in DISTRIBUTIONS)
+    try:
+        tools = " ".join(f"{name} {importlib.metadata.version(name)}" for name in DISTRIBUTIONS)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise SimulatorError(
+            f"{error.name} is not installed", "pip install --editable '.[gateware]'"
+        ) from error
     options = repr((channels, VERILATOR, CFLAGS))
     return digest(
         [*(path.read_bytes() for path in sources), version, tools.encode(), options.encode()]

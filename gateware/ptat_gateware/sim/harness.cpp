@@ -375,7 +375,7 @@ void Machine::after_snoop_edge()
 			}
 		}
 	}
-	ticks_ += phases * (1 + top_.advance);
+	ticks_ += phases * (UINT64_C(1) + top_.advance);
 	cycles_++;
 }
 

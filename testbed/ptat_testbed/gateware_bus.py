@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat record --bus gateware``: the bus of the testbed as real commands, seen by the gateware.
+
+The plugin's bus is a model: it writes records. Here what it wrote is put onto a simulated DDR3
+bus: each access becomes a request to LiteDRAM's controller of the channel that the address
+mapping says, and the snoopers' streams become the session's. It is a second pass, after the guest
+has ended: nothing on a bus that is only listened to can change what the guest does.
+
+**Order.** The region is mapped uncached, and a CPU's uncached accesses do not overtake each
+other: one request is on its way at a time, over all channels. So each access, and with it each
+marker, keeps its place.
+
+**Time.** A guest under emulation is tens of times slower than silicon, its bus is not: one
+nanosecond of the plugin is `TICKS_PER_NS` clocks of the bus, so that an access is over before the
+model has the next. Where nothing happens for longer, the harness lets the snoopers' time jump.
+Refresh goes on at the pace of the clocks that are simulated.
+
+**Truth.** The walks' times are those of the plugin's bus. They become the times at which the
+harness, not the snooper, saw the walk's leaf read on the bus.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_gateware.sim import run
+from ptat_host.boards.base import BoardError
+from ptat_host.dram import WINDOW_UNIT_BYTES, Window
+from ptat_parser import truth
+from ptat_parser.blocks import BusReader
+from ptat_testbed.snooped import SnoopedMemory
+
+U64 = npt.NDArray[np.uint64]
+
+GRANULARITY_BYTES = 64
+CHANNELS_MAX = 2
+TICKS_PER_NS = 64
+"""Clocks of the bus (1.25 ns on a real DDR3-1600 bus) in a nanosecond of the plugin's bus."""
+TICK_HZ = TICKS_PER_NS * 1_000_000_000
+GAP_TICKS = 2 * TICKS_PER_NS
+"""Between accesses, so that no two fall into one nanosecond."""
+FIRST_TICKS = 1 << 22
+"""When the first access may come: after the snoopers were programmed."""
+
+
+@dataclass(frozen=True)
+class _Accesses:
+    """What the plugin put on its bus: times (ns), addresses (bytes), and which are stores."""
+
+    time_ns: U64
+    address: U64
+    write: npt.NDArray[np.bool_]
+
+
+class GatewareBus:
+    """The snoopers of one recording.
+
+    :raises BoardError: the simulator cannot be built.
+    """
+
+    def __init__(self, channels: int, region_base: int, region_bytes: int) -> None:
+        first = region_base // WINDOW_UNIT_BYTES * WINDOW_UNIT_BYTES
+        end = -(-(region_base + region_bytes) // WINDOW_UNIT_BYTES) * WINDOW_UNIT_BYTES
+        self._memory = SnoopedMemory(channels, [Window(first, end)])
+        self._files = [f"bus.{channel}.raw" for channel in range(channels)]
+
+    def capture(self, session: Path, model_bus: Path) -> None:
+        """Replace the plugin's stream by the snoopers', and the times of the truth by theirs.
+
+        :raises BoardError: the simulation failed.
+        :raises PtatError: the plugin's stream is damaged.
+        """
+        accesses = _read(model_bus)
+        truth_path = session / "truth.0.bin"
+        walks = truth.read(truth_path)
+        # Walks that read nothing in the region have a time, but no access.
+        others = np.setdiff1d(walks["time"], accesses.time_ns)
+        time_ns = np.concatenate([accesses.time_ns, others])
+        words = np.concatenate(
+            [
+                self._memory.words(accesses.address, accesses.write),
+                np.full(others.size, run.pause(0), np.uint64),
+            ]
+        )
+        order = np.argsort(time_ns)
+        time_ns = time_ns[order]
+        start_ns = time_ns[0] if time_ns.size else np.uint64(0)
+        due_ticks = (time_ns - start_ns) * np.uint64(TICKS_PER_NS) + np.uint64(FIRST_TICKS)
+
+        self._memory.start()
+        self._memory.simulation.timed(words[order], due_ticks, GAP_TICKS)
+        paths = [session / file for file in self._files]
+        result, counters = self._memory.execute(paths)
+        if result.time_ticks.size != time_ns.size:
+            raise BoardError(
+                f"the bus carried {result.time_ticks.size} commands for {time_ns.size} accesses"
+            )
+        if seen := sum(each.lost for each in counters):
+            raise BoardError(f"the snoopers lost {seen} accesses, though their links are fast")
+        offset = _stamp_offset(paths, result)
+        rewritten = np.array(walks)
+        rewritten["time"] = result.time_ticks[np.searchsorted(time_ns, walks["time"])] + offset
+        del walks  # it maps the file
+        _replace(truth_path, rewritten)
+        model_bus.unlink()
+
+    def metadata(self) -> dict[str, Any]:
+        """`board` of session.json."""
+        return {
+            "granularity_bytes": GRANULARITY_BYTES,
+            "walk_reads": "psc",
+            "channels": [
+                {"index": channel, "file": file, "tick_hz": TICK_HZ}
+                for channel, file in enumerate(self._files)
+            ],
+            "bus": "gateware",
+            "address_mapping": self._memory.mapping.name,
+        }
+
+
+def _read(path: Path) -> _Accesses:
+    times, addresses, writes = [], [], []
+    for chunk in BusReader(path):
+        if chunk.lost:
+            raise BoardError(f"{path}: the plugin's own stream has losses", "make room on the disk")
+        times.append(chunk.time)
+        addresses.append(chunk.address)
+        writes.append(chunk.write)
+    return _Accesses(np.concatenate(times), np.concatenate(addresses), np.concatenate(writes))
+
+
+def _stamp_offset(paths: list[Path], result: run.Result) -> np.uint64:
+    """Ticks from a command, as the harness counts, to its stamp: a constant of the snooper."""
+    for channel, path in enumerate(paths):
+        here = np.flatnonzero(result.channel == channel)
+        for chunk in BusReader(path, channel):
+            if chunk.time.size:
+                return np.uint64(chunk.time[0] - result.time_ticks[here[0]])
+    return np.uint64(0)
+
+
+def _replace(path: Path, records: npt.NDArray[Any]) -> None:
+    new = path.with_suffix(".new")
+    records.tofile(new)
+    new.replace(path)
