@@ -186,7 +186,7 @@ class CommandDecoder(LiteXModule):
         self._count = CSRStatus(
             description="The selected count since recording started; stays at its maximum.",
             fields=[
-                CSRField("count", size=COUNT_BITS),
+                CSRField("count", size=COUNT_BITS, description="How many."),
                 CSRField("select", size=4, description="Whose count it is."),
             ],
         )
