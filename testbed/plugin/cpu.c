@@ -137,20 +137,29 @@ static bool has_raced(const struct walk *walk, uint8_t cause)
 	       (cause == PTAT_TRUTH_CAUSE_FETCH && !(walk->grants & PTE_NX));
 }
 
+static uint64_t now_ns(const struct cpu *cpu)
+{
+	const struct batch *batch = cpu->batch;
+
+	if (!batch)
+		return capture_clock_ns();
+	return batch->begin_ns +
+	       (batch->end_ns - batch->begin_ns) * cpu->position / batch->accesses;
+}
+
 static void walk_and_record(struct cpu *cpu, uint64_t va, struct walk_context *context,
 			    struct walk *result)
 {
 	struct capture *capture = cpu->capture;
-	bool recording = cpu->in_batch ? capture->active : capture_begin(capture);
+	bool recording = cpu->batch ? capture->active : capture_begin(capture);
 
 	walk(cpu, va, result);
 	if (!recording)
 		return;
 	if (!(context->flags & PTAT_TRUTH_FLAG_FAULT) && has_raced(result, context->cause))
 		context->flags |= PTAT_TRUTH_FLAG_RACE;
-	capture_walk(capture, context, cpu->in_batch ? cpu->now_ns : capture_clock_ns(), va,
-		     result);
-	if (!cpu->in_batch)
+	capture_walk(capture, context, now_ns(cpu), va, result);
+	if (!cpu->batch)
 		capture_unlock(capture);
 }
 
@@ -199,15 +208,13 @@ static void model_access(struct cpu *cpu, uint64_t access)
 
 void cpu_model_batch(struct cpu *cpu, const struct batch *batch)
 {
-	double ns_per_access = (double)(batch->end_ns - batch->begin_ns) / batch->accesses;
-
 	capture_lock(cpu->capture);
-	cpu->in_batch = true;
+	cpu->batch = batch;
 	for (unsigned i = 0; i < batch->accesses; i++) {
-		cpu->now_ns = batch->begin_ns + (uint64_t)(i * ns_per_access);
+		cpu->position = i;
 		model_access(cpu, batch->access[i]);
 	}
-	cpu->in_batch = false;
+	cpu->batch = NULL;
 	capture_unlock(cpu->capture);
 }
 

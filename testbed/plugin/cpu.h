@@ -12,6 +12,22 @@
 #define CR4_PGE	  BIT_U64(7)
 #define CR4_PCIDE BIT_U64(17)
 
+/* An access of a batch: a user address, its page, and what is done there. */
+#define BATCH_VA       BITS_U64(46, 0)
+#define BATCH_PAGE     BITS_U64(46, 12)
+#define BATCH_LOAD     BIT_U64(61)
+#define BATCH_STORE    BIT_U64(62) /* after the load, if there is one, too */
+#define BATCH_FETCH    BIT_U64(63)
+
+#define BATCH_ACCESSES 2048
+
+/* Accesses by user code in program order, between two points in time. */
+struct batch {
+	uint64_t begin_ns, end_ns;
+	unsigned accesses;
+	uint64_t access[BATCH_ACCESSES];
+};
+
 struct cpu {
 	struct tlb tlb; /* first: the fast path reads its head */
 	struct psc psc;
@@ -20,25 +36,9 @@ struct cpu {
 	bool paging;
 	uint8_t index;
 
-	/* While a batch is modelled: the capture's lock is held; the time of the access. */
-	bool in_batch;
-	uint64_t now_ns;
-};
-
-/* An access of a batch: a user address, its page, and what is done there. */
-#define BATCH_VA       BITS_U64(46, 0)
-#define BATCH_PAGE     BITS_U64(46, 12)
-#define BATCH_LOAD     BIT_U64(61)
-#define BATCH_STORE    BIT_U64(62) /* after the load, if there is one, too */
-#define BATCH_FETCH    BIT_U64(63)
-
-#define BATCH_ACCESSES 1024
-
-/* Accesses by user code in program order, between two points in time. */
-struct batch {
-	uint64_t begin_ns, end_ns;
-	unsigned accesses;
-	uint64_t access[BATCH_ACCESSES];
+	/* While a batch is modelled, under the capture's lock: it, and where in it. */
+	const struct batch *batch;
+	unsigned position;
 };
 
 void cpu_init(struct cpu *cpu, unsigned index, const struct cpu_model *model,

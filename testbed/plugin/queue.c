@@ -4,80 +4,35 @@
 
 #include "queue.h"
 
-/* About what a batch takes: a thread that sleeps is woken late, and a call to the kernel. */
-#define SPINS 2000
-
-static void progress_init(struct progress *progress)
+static uint32_t backlog(const struct queue *queue)
 {
-	pthread_mutex_init(&progress->lock, NULL);
-	pthread_cond_init(&progress->raised, NULL);
-	progress->value = 0;
+	return __atomic_load_n(&queue->published, __ATOMIC_ACQUIRE) -
+	       __atomic_load_n(&queue->modelled, __ATOMIC_ACQUIRE);
 }
 
-static void progress_free(struct progress *progress)
+static void model_next(struct queue *queue)
 {
-	pthread_mutex_destroy(&progress->lock);
-	pthread_cond_destroy(&progress->raised);
+	cpu_model_batch(queue->cpu, &queue->batch[queue->modelled % QUEUE_BATCHES]);
+	__atomic_store_n(&queue->modelled, queue->modelled + 1, __ATOMIC_RELEASE);
 }
 
-static uint32_t progress_value(const struct progress *progress)
-{
-	return __atomic_load_n(&progress->value, __ATOMIC_ACQUIRE);
-}
-
-static void progress_raise(struct progress *progress)
-{
-	pthread_mutex_lock(&progress->lock);
-	__atomic_store_n(&progress->value, progress->value + 1, __ATOMIC_RELEASE);
-	pthread_cond_signal(&progress->raised);
-	pthread_mutex_unlock(&progress->lock);
-}
-
-static void relax(void)
-{
-#ifdef __x86_64__
-	__builtin_ia32_pause();
-#endif
-}
-
-/* Until the value is no longer @old. */
-static void progress_wait(struct progress *progress, uint32_t old)
-{
-	for (int i = 0; i < SPINS; i++) {
-		if (progress_value(progress) != old)
-			return;
-		relax();
-	}
-	pthread_mutex_lock(&progress->lock);
-	while (progress->value == old)
-		pthread_cond_wait(&progress->raised, &progress->lock);
-	pthread_mutex_unlock(&progress->lock);
-}
-
-/* Waits until at most @left of the published batches are not modelled. */
-static void wait_for_model(struct queue *queue, uint32_t left)
-{
-	uint32_t modelled;
-
-	for (;;) {
-		modelled = progress_value(&queue->modelled);
-		if (queue->published.value - modelled <= left)
-			return;
-		progress_wait(&queue->modelled, modelled);
-	}
-}
-
-static void *model(void *argument)
+static void *model_thread(void *argument)
 {
 	struct queue *queue = argument;
 
-	for (uint32_t i = 0;; i++) {
-		progress_wait(&queue->published, i);
-		if (__atomic_load_n(&queue->stop, __ATOMIC_RELAXED))
-			return NULL;
-		cpu_model_batch(queue->cpu, &queue->batch[i % QUEUE_BATCHES]);
-		progress_raise(&queue->modelled);
+	pthread_mutex_lock(&queue->lock);
+	while (!queue->stop) {
+		/* A signal may be lost: another follows, and the vCPU does not depend on it. */
+		if (backlog(queue) < QUEUE_WAKE)
+			pthread_cond_wait(&queue->more, &queue->lock);
+		while (backlog(queue)) {
+			model_next(queue);
+			pthread_mutex_unlock(&queue->lock); /* the vCPU may want to drain */
+			pthread_mutex_lock(&queue->lock);
+		}
 	}
+	pthread_mutex_unlock(&queue->lock);
+	return NULL;
 }
 
 void queue_init(struct queue *queue, struct cpu *cpu, bool threaded)
@@ -86,14 +41,14 @@ void queue_init(struct queue *queue, struct cpu *cpu, bool threaded)
 
 	memset(queue, 0, sizeof(*queue));
 	queue->cpu = cpu;
-	progress_init(&queue->published);
-	progress_init(&queue->modelled);
+	pthread_mutex_init(&queue->lock, NULL);
+	pthread_cond_init(&queue->more, NULL);
 	if (!threaded)
 		return;
 	/* QEMU's signals are for QEMU's threads. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	queue->threaded = !pthread_create(&queue->thread, NULL, model, queue);
+	queue->threaded = !pthread_create(&queue->thread, NULL, model_thread, queue);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (queue->threaded)
 		pthread_setname_np(queue->thread, "ptat-model");
@@ -102,21 +57,22 @@ void queue_init(struct queue *queue, struct cpu *cpu, bool threaded)
 void queue_free(struct queue *queue)
 {
 	if (queue->threaded) {
-		queue_drain(queue);
-		__atomic_store_n(&queue->stop, true, __ATOMIC_RELAXED);
-		progress_raise(&queue->published);
+		pthread_mutex_lock(&queue->lock);
+		queue->stop = true;
+		pthread_cond_signal(&queue->more);
+		pthread_mutex_unlock(&queue->lock);
 		pthread_join(queue->thread, NULL);
 	}
-	progress_free(&queue->published);
-	progress_free(&queue->modelled);
+	pthread_cond_destroy(&queue->more);
+	pthread_mutex_destroy(&queue->lock);
 }
 
 static struct batch *open_batch(struct queue *queue)
 {
-	return &queue->batch[queue->published.value % QUEUE_BATCHES];
+	return &queue->batch[queue->published % QUEUE_BATCHES];
 }
 
-static void close_batch(struct queue *queue)
+static void publish(struct queue *queue)
 {
 	struct batch *batch = open_batch(queue);
 
@@ -125,21 +81,28 @@ static void close_batch(struct queue *queue)
 	queue->next = NULL;
 	queue->end = NULL;
 	queue->last = NULL;
+	__atomic_store_n(&queue->published, queue->published + 1, __ATOMIC_RELEASE);
+}
+
+/* Returns with at most @left batches that are not modelled. */
+static void catch_up(struct queue *queue, uint32_t left)
+{
+	pthread_mutex_lock(&queue->lock);
+	while (backlog(queue) > left)
+		model_next(queue);
+	pthread_mutex_unlock(&queue->lock);
 }
 
 void queue_more(struct queue *queue)
 {
 	struct batch *batch;
 
-	if (queue->next) {
-		close_batch(queue);
-		if (queue->threaded) {
-			progress_raise(&queue->published);
-			wait_for_model(queue, QUEUE_BATCHES - 1);
-		} else {
-			cpu_model_batch(queue->cpu, open_batch(queue));
-		}
-	}
+	if (queue->next)
+		publish(queue);
+	if (queue->threaded && backlog(queue) >= QUEUE_WAKE)
+		pthread_cond_signal(&queue->more);
+	if (backlog(queue) == QUEUE_BATCHES)
+		catch_up(queue, QUEUE_BATCHES - 1);
 	batch = open_batch(queue);
 	batch->begin_ns = capture_clock_ns();
 	queue->next = batch->access;
@@ -149,8 +112,7 @@ void queue_more(struct queue *queue)
 
 void queue_drain_pending(struct queue *queue)
 {
-	close_batch(queue);
-	wait_for_model(queue, 0);
-	cpu_model_batch(queue->cpu, open_batch(queue));
+	publish(queue);
+	catch_up(queue, 0);
 	queue->pending = false;
 }

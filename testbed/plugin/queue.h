@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * User code's accesses on their way from the vCPU to the model of its MMU, which a thread of its
- * own runs. Between two drains nothing changes the page tables or flushes the TLBs, so when an
- * access is modelled makes no difference, only the order does.
+ * User code's accesses on their way from the vCPU to the model of its MMU. Between two drains
+ * nothing changes the page tables or flushes the TLBs, so when an access is modelled makes no
+ * difference, only the order does.
  *
- * The vCPU fills one batch while the thread models those before. All functions are the vCPU's.
+ * The vCPU fills one batch after the other. A thread models them; but where the vCPU would have to
+ * wait for it, as on a busy host, it models them itself. All functions are the vCPU's.
  */
 #ifndef PTAT_QUEUE_H
 #define PTAT_QUEUE_H
@@ -13,24 +14,25 @@
 
 #include "cpu.h"
 
-#define QUEUE_BATCHES 8
-
-/* A counter that one thread raises and others wait for. */
-struct progress {
-	pthread_mutex_t lock;
-	pthread_cond_t raised;
-	uint32_t value; /* written under the lock, read also without */
-};
+#define QUEUE_BATCHES 16
+#define QUEUE_WAKE    (QUEUE_BATCHES / 2) /* waking a thread takes as long as some batches */
 
 struct queue {
 	uint64_t *next, *end; /* in the open batch; equal: it is full, or there is none */
 	uint64_t *last;	      /* access that went before, or NULL if it cannot be added to */
 	bool pending;	      /* something may not be modelled yet */
+	uint32_t published;   /* batches; written by the vCPU, read by both */
+
 	bool threaded;
-	bool stop;
-	struct cpu *cpu;
 	pthread_t thread;
-	struct progress published, modelled; /* batches */
+	pthread_cond_t more;
+
+	/* Who holds the lock may model: */
+	pthread_mutex_t lock;
+	struct cpu *cpu;
+	uint32_t modelled; /* batches; read also without the lock */
+	bool stop;
+
 	struct batch batch[QUEUE_BATCHES];
 };
 
@@ -43,7 +45,7 @@ void queue_more(struct queue *queue);
 
 void queue_drain_pending(struct queue *queue);
 
-/* Waits until all is modelled: from here on @queue->cpu is the caller's. */
+/* All is modelled after: from here on @queue->cpu is the caller's. */
 static inline void queue_drain(struct queue *queue)
 {
 	if (queue->pending)
