@@ -14,13 +14,20 @@ from typing import Annotated, Any
 
 import msgspec
 
+from ptat_parser import wire
 from ptat_parser.errors import SessionError
 
 FORMAT = "ptat-session"
 VERSION = 1
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
-Frequency = Annotated[float, msgspec.Meta(gt=0)]
+Frequency = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+
+DESCRIPTION_BYTES_MAX = 16 << 20
+REGION_BYTES_MAX = 64 << 30
+"""Page tables of 32 TiB; what is kept of each page of a region grows with it."""
+
+BUS_BYTES = 1 << wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -205,6 +212,7 @@ class Session:
         where = self.path / "session.json"
         board, region = self.board, self.region
         problem = None
+        end = region.base + region.size_bytes
         channels = board.channels
         if not channels:
             problem = "no capture channel"
@@ -220,6 +228,8 @@ class Session:
             problem = f"region.levels is {region.levels!r}, not 'pte' or 'pte+pmd'"
         elif region.base % 4096 or region.size_bytes % 4096:
             problem = "the region is not a whole number of pages"
+        elif region.size_bytes > REGION_BYTES_MAX or region.base < 0 or end > BUS_BYTES:
+            problem = f"a region of {region.size_bytes} bytes at {region.base:#x} cannot be"
         elif region.marker_slots * region.marker_stride_bytes >= region.size_bytes:
             problem = "the region is smaller than its markers"
         elif region.marker_stride_bytes % board.granularity_bytes:
@@ -233,7 +243,10 @@ def _read(path: Path) -> _Description:
     if not path.is_dir():
         raise SessionError(f"{path}: no such session", "name a directory made by ptat record")
     try:
-        text = where.read_bytes()
+        with where.open("rb") as file:
+            text = file.read(DESCRIPTION_BYTES_MAX + 1)
+        if len(text) > DESCRIPTION_BYTES_MAX:
+            raise SessionError(f"{where}: too large for the description of a session")
         fields = json.loads(text)
     except FileNotFoundError:
         raise SessionError(
@@ -241,7 +254,7 @@ def _read(path: Path) -> _Description:
         ) from None
     except OSError as error:
         raise SessionError(f"{where}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SessionError(
             f"{where}: truncated or damaged: {error}", "record again, or restore the file"
         ) from None

@@ -2,6 +2,7 @@
 import json
 
 import pytest
+import synthetic
 
 from ptat_parser.errors import SessionError
 from ptat_parser.session import Session
@@ -93,3 +94,42 @@ def test_unknown_keys_are_ignored(described):
     fields["board"]["colour"] = "green"
     (path / "session.json").write_text(json.dumps(fields))
     assert Session(path).board.name == "synthetic"
+
+
+def test_checksums(tmp_path):
+    path = synthetic.Machine().run(20).write(tmp_path / "s", sealed=True)
+    Session(path).check_files()
+    log = path / "kernel" / "cpu0.raw"
+    whole = log.read_bytes()
+    for damaged, problem in (
+        (whole[:-1], "truncated"),
+        (whole + b"x", f"{len(whole)} were recorded"),
+        (bytes([whole[0] ^ 1]) + whole[1:], "its CRC is not that"),
+    ):
+        log.write_bytes(damaged)
+        with pytest.raises(SessionError, match=f"cpu0.raw: .*{problem}"):
+            Session(path).check_files()
+    log.write_bytes(whole)
+    description = path / "session.json"
+    description.write_text(description.read_text().replace("2600000000", "2600000001"))
+    with pytest.raises(SessionError, match="changed since it was recorded"):
+        Session(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 50_000, " " * (17 << 20), "1" * 10_000, '{"format": NaN}']
+)
+def test_hostile_description(tmp_path, text):
+    (tmp_path / "session.json").write_text(text)
+    with pytest.raises(SessionError):
+        Session(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"base": -4096}, {"base": 1 << 39}, {"size_bytes": 1 << 40}])
+def test_impossible_region(tmp_path, change):
+    path = synthetic.Machine().run(1).write(tmp_path / "s")
+    fields = json.loads((path / "session.json").read_text())
+    fields["region"] |= change
+    (path / "session.json").write_text(json.dumps(fields))
+    with pytest.raises(SessionError, match="cannot be"):
+        Session(path)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Fuzzes every reader of a file that a user may be given.
+
+    python parser/fuzz.py [--minutes M | --seconds S] [--only NAME]
+
+Each reader runs in a process of its own, with a limit on its memory. It may return or raise a
+`PtatError`; anything else is a bug, whose input is kept and named. The compiled parts run with
+bounds checks. Prints one line of JSON at the end; exits with 1 if a bug was found, 2 if atheris
+is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+
+MEMORY_BYTES = 1 << 30
+"""What a reader may take on top of what it has after its first runs."""
+
+INPUT_BYTES_MAX = 1 << 16
+
+CRASHES = Path(tempfile.gettempdir()) / "ptat-fuzz"
+
+
+class Target:
+    """A valid session, one file of which is replaced by each input, and the reader of it."""
+
+    def __init__(self, file: str, read: Callable[[Path], object], seal: bool = False) -> None:
+        self.file = file
+        self.read = read
+        self.seal = seal  # blocks get a right checksum, or nothing would come past it
+
+    def prepare(self, directory: Path) -> None:
+        """Write the session."""
+        import synthetic
+
+        self.session = synthetic.Machine(1, cpus=2, entries=True, granularity=64).run(60)
+        self.path = self.session.write(directory / "session")
+
+    def inputs(self) -> list[bytes]:
+        """What to start from."""
+        return [(self.path / self.file).read_bytes()[:INPUT_BYTES_MAX]]
+
+    def run(self, data: bytes) -> None:
+        """Read the session with this file."""
+        from ptat_parser.errors import PtatError
+
+        (self.path / self.file).write_bytes(sealed(data) if self.seal else data)
+        with contextlib.suppress(PtatError):
+            self.read(self.path)
+
+
+def sealed(data: bytes) -> bytes:
+    """Whole blocks with their magic number and CRC; an odd first byte leaves them as they are."""
+    from ptat_parser import wire
+
+    if not data or data[0] & 1:
+        return data
+    content = bytearray(data)
+    for end in range(wire.BLOCK_BYTES, len(content) + 1, wire.BLOCK_BYTES):
+        start = end - wire.BLOCK_BYTES
+        content[start + 4 : start + 8] = b"\0\x10TP"
+        content[end - 8 : end - 4] = zlib.crc32(content[start : end - 8]).to_bytes(4, "little")
+        content[end - 4 : end - 2] = b"\0\0"
+        content[end - 1] = 0xF0 | content[end - 1] & 0x0F
+    return bytes(content)
+
+
+def _read_bus(path: Path) -> None:
+    from ptat_parser.blocks import BusReader
+    from ptat_parser.session import Session
+    from ptat_parser.survey import survey
+
+    survey(BusReader(path / "bus.0.raw", salvage=True), Session(path).region)
+    for _ in BusReader(path / "bus.0.raw"):
+        pass
+
+
+def _check(path: Path) -> None:
+    from ptat_parser.check import check
+
+    check(path)
+
+
+def _read_log(path: Path) -> None:
+    from ptat_parser.kernel_log import read_kernel_log
+
+    read_kernel_log(path / "kernel")
+
+
+def _parse(path: Path) -> None:
+    from ptat_parser.results import parse
+
+    parse(path, salvage=True)
+
+
+def _read_truth(path: Path) -> None:
+    from ptat_parser import truth
+
+    truth.read(path / "truth.0.bin")
+
+
+def _session(path: Path) -> None:
+    from ptat_parser.session import Session
+
+    Session(path).check_files()
+
+
+TARGETS = {
+    "blocks": Target("bus.0.raw", _read_bus, seal=True),
+    "ring-buffer": Target("kernel/cpu0.raw", _read_log),
+    "event-format": Target("kernel/formats/ptat_table_link", _read_log),
+    "page-format": Target("kernel/formats/header_page", _read_log),
+    "event-header": Target("kernel/formats/header_event", _read_log),
+    "kernel-counters": Target("kernel/cpu0.stats", _read_log),
+    "description": Target("session.json", _session),
+    "truth": Target("truth.0.bin", _read_truth),
+    "parse-blocks": Target("bus.0.raw", _parse, seal=True),
+    "parse-log": Target("kernel/cpu0.raw", _parse),
+    "parse-description": Target("session.json", _parse),
+    "check-blocks": Target("bus.0.raw", _check, seal=True),
+}
+
+
+def functions(scope: ModuleType | type) -> Iterator[FunctionType]:
+    """Functions of a module and its classes, but those that numba compiles."""
+    name = getattr(scope, "__module__", scope.__name__)
+    for value in list(vars(scope).values()):
+        if isinstance(value, FunctionType) and value.__module__ == name:
+            yield value
+        elif isinstance(value, type) and value.__module__ == name and value is not scope:
+            yield from functions(value)
+
+
+def fuzz(name: str, seconds: int, crashes: Path) -> None:
+    """Fuzz one target; does not return. libFuzzer ends the process."""
+    import atheris
+
+    import ptat_parser.check
+    import ptat_parser.results
+    import ptat_parser.truth  # noqa: F401
+
+    for module in [m for key, m in sys.modules.items() if key.startswith("ptat_parser.")]:
+        for function in functions(module):
+            atheris.instrument_func(function)
+    target = TARGETS[name]
+    directory = Path(tempfile.mkdtemp(prefix="ptat-fuzz-", dir=os.environ.get("PTAT_FUZZ_DIR")))
+    target.prepare(directory)
+    corpus = directory / "corpus"
+    corpus.mkdir()
+    for i, data in enumerate(target.inputs()):
+        (corpus / str(i)).write_bytes(data)
+        target.run(data)  # compiles what is compiled
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit_bytes = used_bytes + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    options = [
+        f"-max_total_time={seconds}",
+        f"-artifact_prefix={crashes}/{name}-",
+        f"-max_len={INPUT_BYTES_MAX}",
+        "-timeout=30",
+        "-rss_limit_mb=0",
+        "-print_final_stats=1",
+    ]
+    atheris.Setup([sys.argv[0], *options, str(corpus)], target.run)
+    atheris.Fuzz()
+
+
+def run(name: str, seconds: int) -> dict[str, object]:
+    """Fuzz one target in a process of its own; how many inputs it read, and what broke it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ptat" / "numba-fuzz"
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
+    with tempfile.TemporaryDirectory(prefix="ptat-fuzz-") as directory:
+        done = subprocess.run(
+            [sys.executable, __file__, "--target", name, "--seconds", str(seconds)],
+            env=environment | {"PTAT_FUZZ_DIR": directory},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    units = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    crash = re.search(r"Test unit written to (\S+)", done.stderr)
+    row: dict[str, object] = {"target": name, "inputs": int(units[1]) if units else 0}
+    if done.returncode:
+        error = re.findall(r"^(\w*(?:Error|Exception|ERROR)\b.*)$", done.stderr, re.M)
+        row["bug"] = error[0] if error else done.stderr[-500:]
+        row["input"] = crash[1] if crash else None
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10, help="in all; default: 10")
+    parser.add_argument("--seconds", type=int, help="in all")
+    parser.add_argument("--only", choices=TARGETS, help="one of them")
+    parser.add_argument("--target", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    try:
+        import atheris  # noqa: F401
+    except ImportError:
+        print("fuzz: atheris is not installed: pip install 'ptat[fuzz]'", file=sys.stderr)
+        sys.exit(2)
+    sys.path.insert(0, str(Path(__file__).parent / "tests"))
+    CRASHES.mkdir(exist_ok=True)
+    if arguments.target:
+        fuzz(arguments.target, arguments.seconds, CRASHES)
+        return
+    names = [name for name in TARGETS if arguments.only in (None, name)]
+    seconds = arguments.seconds or round(60 * arguments.minutes)
+    rows = [run(name, max(1, seconds // len(names))) for name in names]
+    print(json.dumps({"rows": rows, "bugs": sum("bug" in row for row in rows)}))
+    sys.exit(any("bug" in row for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FUZZ = Path(__file__).parents[1] / "fuzz.py"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None,
+    reason="atheris is not installed (it has no wheel for this Python): pip install 'ptat[fuzz]'",
+)
+@pytest.mark.parametrize("target", ["blocks", "ring-buffer", "event-format", "description"])
+def test_a_few_seconds_find_nothing(target):
+    done = subprocess.run(
+        [sys.executable, FUZZ, "--seconds", "3", "--only", target], capture_output=True, text=True
+    )
+    (row,) = json.loads(done.stdout)["rows"]
+    assert "bug" not in row, row
+    assert row["inputs"] > 0
