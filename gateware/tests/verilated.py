@@ -11,6 +11,7 @@ import ctypes
 import inspect
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import migen
@@ -26,6 +27,8 @@ needs_verilator = pytest.mark.skipif(
     shutil.which("verilator") is None or shutil.which("g++") is None,
     reason="no Verilator (setup/packages.sh gateware)",
 )
+
+RUNTIME = ("verilated", "verilated_threads")
 
 HARNESS = r"""
 #include "Vtop.h"
@@ -52,6 +55,31 @@ void run(void *handle, uint64_t rows, const uint8_t *clocks, const uint64_t *in,
 }
 }
 """
+
+
+CXXFLAGS = ["-std=c++14", "-fPIC"]
+
+
+def _call(command: list[str], directory: Path) -> None:
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stderr[-4000:]}")
+
+
+@cache
+def _runtime() -> Path:
+    """Verilator's own library, the same for every module."""
+    root = subprocess.run(
+        ["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    sources = [str(Path(root, "include", f"{name}.cpp")) for name in RUNTIME]
+    command = ["g++", "-c", "-O1", *CXXFLAGS, "-I", f"{root}/include", *sources]
+
+    def build(directory: Path) -> None:
+        _call(command, directory)
+
+    key = digest([*(Path(source).read_bytes() for source in sources), " ".join(command).encode()])
+    return cached("gateware-bench-runtime", key, build)
 
 
 class Bench:
@@ -104,19 +132,12 @@ class Bench:
                 "-Wno-fatal",
             ]
             verilator += ["--Mdir", "obj", "-O3", "--x-assign", "0", "--x-initial", "0"]
-            flags = "-std=c++14 -O1 -fPIC"
-            steps = [
-                [*verilator, "-CFLAGS", flags, "--exe"],
-                ["make", "-s", "-C", "obj", "-f", "Vtop.mk", "OPT=-O2", "harness.o", "Vtop__ALL.a"],
-                ["make", "-s", "-C", "obj", "-f", "Vtop.mk", "verilated.o", "verilated_threads.o"],
-                ["sh", "-c", "g++ -shared -o bench.so obj/*.o obj/*.a -lpthread"],
-            ]
-            for step in steps:
-                done = subprocess.run(
-                    step, cwd=directory, capture_output=True, text=True, check=False
-                )
-                if done.returncode:
-                    raise RuntimeError(f"{step[0]} failed:\n{done.stderr[-4000:]}")
+            make = ["make", "-s", "-C", "obj", "-f", "Vtop.mk", "OPT=-O1"]
+            objects = [str(_runtime() / f"{name}.o") for name in RUNTIME]
+            _call([*verilator, "-CFLAGS", " ".join(CXXFLAGS), "--exe"], directory)
+            _call([*make, "harness.o", "Vtop__ALL.a"], directory)
+            library = ["obj/harness.o", "obj/Vtop__ALL.a", *objects, "-lpthread"]
+            _call(["g++", "-shared", "-o", "bench.so", *library], directory)
             shutil.rmtree(directory / "obj")
 
         key = digest([source.encode(), code.encode(), inspect.getsource(build).encode()])
