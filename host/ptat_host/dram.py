@@ -339,7 +339,8 @@ def check_ready(read: Callable[[str], int]) -> None:
 
 _DRAMA = (
     "P. Pessl et al., DRAMA: Exploiting DRAM Addressing for Cross-CPU Attacks, USENIX Security"
-    " 2016, table 2, bank, rank and channel functions; row and column bits by the usual rule"
+    " 2016, table 2: functions of bank, rank and channel, which the authors' rowhammer.js uses too;"
+    " row and column bits by the usual rule"
 )
 
 
