@@ -113,8 +113,8 @@ LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
 # Columns of a page's statistics.
-P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES, P_STORES = range(8)
-PAGE_COLUMNS = 8
+P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES, P_STORES, P_OTHER = range(9)
+PAGE_COLUMNS = 9
 
 GROUP = 128
 """Accesses that are looked at together."""
@@ -250,6 +250,31 @@ def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped:
         candidate = state[slot + i] == LEAF if level == 2 else mapped[slot + i] != 0
         bits |= np.int64(candidate) << i
     return bits if bits else (1 << line) - 1
+
+
+@jit
+def _of_candidates(number: Integer, bits: Integer, now: Integer, pages: I64, count: I64) -> Integer:
+    """Number of the page of the same line that stands for these candidates; `number`: any of it.
+
+    Those of a line form a ring, through `P_OTHER`.
+    """
+    if pages[number, P_CANDIDATES] == 0:
+        pages[number, P_CANDIDATES] = bits
+        return number
+    other = number
+    while pages[other, P_CANDIDATES] != bits:
+        other = pages[other, P_OTHER]
+        if other in (0, number):
+            count[N_PAGES] += 1
+            other = count[N_PAGES]
+            after = pages[number, P_OTHER]
+            pages[other] = pages[number]
+            pages[other, P_OTHER] = after if after else number
+            pages[number, P_OTHER] = other
+            pages[other, P_MISSES] = pages[other, P_FAULTED] = pages[other, P_STORES] = 0
+            pages[other, P_FIRST] = now
+            pages[other, P_CANDIDATES] = bits
+    return other
 
 
 @jit
@@ -611,6 +636,15 @@ def _replay(
                 pages[number, P_FIRST] = now
                 pages[number, P_RANGE] = t.range_of_frame[frame]
                 pages[number, P_ENTRY] = slot % ENTRIES
+            if line > 1 and kind == MISS and (entries or level == 2):
+                bits = _candidates(slot, line, level, state, mapped)
+                if bits != pages[number, P_CANDIDATES]:
+                    pages[number, P_MISSES] += misses[slot]
+                    if last[slot]:
+                        pages[number, P_LAST] = np.int64(epoch + last[slot])
+                    misses[slot] = 0
+                    number = _of_candidates(number, bits, now, pages, count)
+                    numbers[slot] = number
             last[slot] = now - epoch
 
             at = n_output - first_output
@@ -623,8 +657,6 @@ def _replay(
                 misses[slot] += 1
                 if level == 1:
                     known[slot] = number
-                if line > 1 and (entries or level == 2):
-                    pages[number, P_CANDIDATES] |= _candidates(slot, line, level, state, mapped)
                 if faults:
                     out_previous[at] = last_read[slot]
                     last_read[slot] = n_output & _U32

@@ -451,6 +451,7 @@ def _summary(
             "accesses": found.accesses,
             "pages": int(np.count_nonzero(done.pages[:, replaying.P_MISSES])),
         },
+        "misses_by_span": _misses_by_span(pages),
         "processes": _processes(done, pages, fitted),
         "lost": lost,
         "losses": losses,
@@ -491,6 +492,15 @@ def _summary(
             for cookie, ticks in done.rpt.user_markers
         ],
         "warnings": _warnings(session, found, faults, fitted),
+    }
+
+
+def _misses_by_span(pages: pa.Table) -> dict[str, int]:
+    """How many misses are of one known page, of one of 2, of up to 4 and of up to 8."""
+    spans = np.bincount(pages["span"].to_numpy(), pages["misses"].to_numpy(), minlength=9)
+    return {
+        str(most): int(spans[least : most + 1].sum())
+        for least, most in ((1, 1), (2, 2), (3, 4), (5, 8))
     }
 
 

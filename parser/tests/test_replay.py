@@ -362,3 +362,45 @@ def test_held_back_records_keep_their_order(tmp_path, monkeypatch):
     *given_to_it, _, rows = replay(path, chunk_blocks=1)
     reference = reference_of(*given_to_it)
     assert [row[0] for row in rows] == [record.ticks for record in reference.records]
+
+
+@pytest.mark.parametrize("huge", [False, True])
+def test_each_miss_has_the_span_of_its_time(tmp_path, huge):
+    """On a line that fills up, the first misses are exact and stay it."""
+    machine = synthetic.Machine(granularity=64, entries=True)
+    mm = machine.exec()
+    shift = 21 if huge else 12
+    set_entry = machine.set_huge if huge else machine.set_pte
+    for index in (0, 1, 5):
+        set_entry(mm, index << shift, True)
+        machine.access(mm, index << shift)
+        machine.access(mm, index << shift)
+    machine.access(mm, 0)
+    results = parse(machine.write(tmp_path / "s"))
+    pages = results.pages().to_pylist()
+    found = [pages[page] for _, numbers in results.misses() for page in numbers.tolist()]
+    assert [(page["vaddr"], page["span"]) for page in found] == [
+        (0, span) for span in (1, 1, 2, 2, 6, 6, 6)
+    ]
+    assert [page["misses"] for page in pages if page["misses"]] == [2, 2, 3]
+    assert results.summary["misses_by_span"] == {"1": 2, "2": 2, "4": 0, "8": 3}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    steps=st.integers(1, 250),
+    cpus=st.integers(1, 3),
+    granularity=st.sampled_from([32, 64]),
+)
+def test_narrowed_spans_hold_the_page_that_missed(tmp_path_factory, seed, steps, cpus, granularity):
+    machine = synthetic.Machine(seed, granularity, entries=True, cpus=cpus).run(steps)
+    results = parse(machine.write(tmp_path_factory.mktemp("span") / "s"))
+    pages = results.pages().to_pylist()
+    found = [pages[page] for _, numbers in results.misses() for page in numbers.tolist()]
+    assert len(found) == len(machine.expected)
+    for page, (_, mm, va, size) in zip(found, machine.expected, strict=True):
+        assert (page["mm"], page["page_size_bytes"]) == (mm, size)
+        assert page["vaddr"] <= va < page["vaddr"] + page["span"] * size
+    counts = np.bincount([page["page"] for page in found], minlength=len(pages))
+    assert [page["misses"] for page in pages] == counts.tolist()
