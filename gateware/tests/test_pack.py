@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from capture import decode
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from litex.gen import LiteXModule
 from verilated import Bench, Registers, needs_verilator
@@ -27,6 +27,7 @@ class Bit:
 
 
 @pytest.mark.parametrize("bits", [32, 64])
+@settings(deadline=None)
 @given(data=st.binary(min_size=8, max_size=64).filter(lambda data: len(data) % 8 == 0))
 def test_crc_is_zlibs(bits, data):
     state = [Bit(1)] * 32
