@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,13 +28,13 @@ from jedec import (
     Timing,
     stream,
 )
-from migen import Cat, Module, Signal
+from migen import Cat, Module, Signal, run_simulation
 from verilated import Bench, needs_verilator
 
 from ptat_gateware.layouts import Illegal, coordinate_layout
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snoop.ddr4 import DDR4Decoder
-from ptat_gateware.snoop.decoder import CommandDecoder
+from ptat_gateware.snoop.decoder import CommandDecoder, SaturatingCounter
 
 DECODERS: dict[str, type[CommandDecoder]] = {"DDR3": DDR3Decoder, "DDR4": DDR4Decoder}
 
@@ -113,7 +114,8 @@ class DecoderBench:
         self.latency = top.decoder.latency
         self.bench = Bench(top, top.inputs, top.outputs, ("snoop", "sys"))
 
-    def run(self, setup: Setup, pins: list[Pins]) -> Outcome:
+    def run(self, setup: Setup, pins: list[Pins], restart: int | None = None) -> Outcome:
+        """At clock `restart`, the banks are forgotten and the counters cleared."""
         assert setup.ranks == self.ranks
         assert len(pins) % self.phases == 0
         self.bench.reset()
@@ -134,6 +136,8 @@ class DecoderBench:
             column = np.full(clocks + len(select), idle, np.uint64)
             column[:clocks] = table[:, phase]
             columns[f"pins{phase}"] = column
+        if restart is not None:
+            columns["forget"] = columns["clear"] = np.arange(clocks + len(select)) == restart
         columns["select"] = np.concatenate([np.zeros(clocks, np.uint64), select])
         seen = self.bench.run(np.full(clocks + len(select), 0b11, np.uint8), **columns, **config)
         return self._outcome(seen, clocks, reading)
@@ -247,6 +251,47 @@ def test_attached_to_a_running_bus(
         assert len(got.accesses) + got.unknown == len(asked)
         unknown += got.unknown
     assert unknown
+
+
+@needs_verilator
+@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=["DDR3", "DDR4"])
+def test_restart(case: tuple[Standard, int, int, int, int, Timing]) -> None:
+    """After a pause of the bus, what was known of it is worth nothing, and counts start anew."""
+    standard, phases, ranks, mirror, burst, timing = case
+    setup = Setup(standard, ranks, mirror, burst, timing.t_rcd)
+    rng = random.Random(3)
+    controller = Controller(setup, timing, rng)
+    pins = spoilt(standard, ranks, stream(controller, 8_000), rng)
+    pause = [controller.deselected()._replace(cke=2**ranks - 1) for _ in range(20 * phases)]
+    running = [level._replace(cke=2**ranks - 1) for level in pins]
+    before, after = running[:4_000], pause + running[4_000:]
+    got = bench_of(standard.name, phases, ranks).run(
+        setup, before + after, restart=len(before) // phases + 10
+    )
+    first, second = expected(setup, before, phases), expected(setup, after, phases)
+    shift = len(before)
+    assert got.accesses == first.accesses + [
+        access._replace(ck=access.ck + shift) for access in second.accesses
+    ]
+    assert first.illegal and second.unknown
+    assert (got.illegal, got.unknown) == (second.illegal, second.unknown)
+
+
+def test_counters_saturate() -> None:
+    dut = Module()
+    increment = Signal(3)
+    dut.submodules.counter = counter = SaturatingCounter(increment, 4)
+    counts = []
+
+    def drive() -> Iterator[Any]:
+        for step in [3, 0, 7, 4, 0, 1, 1, 7, 7, 0]:
+            yield increment.eq(step)
+            yield
+            counts.append((yield counter.count))
+
+    run_simulation(dut, {"snoop": drive()}, clocks={"snoop": 10})
+    # Two clocks later: one to set the input, one to register it.
+    assert counts == [0, 0, 3, 3, 10, 14, 14, 15, 15, 15]
 
 
 # Spoilt streams -----------------------------------------------------------------------------------
