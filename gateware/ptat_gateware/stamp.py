@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from litex.gen import LiteXModule
-from migen import If, Signal, log2_int
+from migen import Cat, Constant, If, Signal, log2_int
 from migen.genlib.cdc import MultiReg
 
 from ptat_parser import wire
@@ -40,7 +40,7 @@ class Stamp(LiteXModule):
         # # #
 
         self.sync.snoop += self.clocks.eq(self.clocks + 1 + self.advance)
-        self.comb += self.time[phase_bits:].eq(self.clocks)
+        self.comb += self.time.eq(Cat(Constant(0, phase_bits), self.clocks))
 
         pulse, before = Signal(), Signal()
         age_clocks = Signal(wire.SYNC_NUMBER_SHIFT - phase_bits)
