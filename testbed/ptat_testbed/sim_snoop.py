@@ -8,7 +8,8 @@ serves its requests in order. So each record is held against one request: addres
 write, and the very tick.
 
 Ends with one JSON line: ``{"requests", "recovered", "wrong", "lost", "cycles_per_s"}``; ``lost``
-are requests that no record tells of. Exit status 1 if any is wrong, the stream's own count
+are requests that no record tells of, ``cycles_per_s`` are the controllers' clocks in a second of
+the simulator's CPU time (it has one thread). Exit status 1 if any is wrong, the stream's own count
 of losses is another, or any is lost though the links never stall.
 """
 
@@ -36,6 +37,10 @@ U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
 LINE_BYTES = 64
+CHANNEL_BYTES = 8 << 30
+"""What the address mapping gives a channel: two ranks."""
+ROW_LINES = 1 << 24 - 6
+"""Lines this far apart differ in their row only: bank functions use lower bits of the address."""
 SEGMENT = 1 << 16
 """Requests of one kind in a row."""
 BURST = 4096
@@ -65,11 +70,9 @@ def _conflicts(rng: np.random.Generator, count: int, memory_bytes: int) -> U64:
     """Two rows of one bank in turn, for some time: each request closes the other's row."""
     spell = 32
     spells = -(-count // spell)
-    row_lines = 1 << 18 - 6  # the mapping's row bits begin at bit 17 or 18
     lines = memory_bytes // LINE_BYTES
-    # An even number of rows apart in bits that no bank function uses.
     base = rng.integers(0, lines, spells, np.uint64)
-    other = base ^ (np.uint64(row_lines << 6) * rng.integers(1, 16, spells, np.uint64))
+    other = base ^ (np.uint64(ROW_LINES) * rng.integers(1, 16, spells, np.uint64))
     pairs = np.stack([base, other], axis=1)
     alternating: U64 = np.tile(pairs, spell // 2).reshape(-1)[:count]
     return alternating
@@ -234,6 +237,7 @@ def run_requests(
     segments: Sequence[Requests],
     *,
     channels: int = 1,
+    ranks: int = 1,
     seed: int = 1,
     sys_ps: int = run.CLOCK_PS,
     stall: Stall | None = None,
@@ -244,7 +248,9 @@ def run_requests(
     :raises PtatError: the simulation failed, or a stream is damaged.
     """
     rng = np.random.default_rng(seed)
-    memory = SnoopedMemory(channels, [Window(0, channels << 33)], sys_ps=sys_ps)
+    window = Window(0, channels * CHANNEL_BYTES)
+    memory = SnoopedMemory(channels, [window], ranks=ranks, sys_ps=sys_ps)
+    segments = [Requests(memory.in_ranks(segment.address), segment.write) for segment in segments]
     memory.start()
     if stall:
         memory.simulation.stall(stall.open_clocks, stall.closed_clocks, seed)
@@ -287,6 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=300_000, help="default: 300,000")
     parser.add_argument("--seed", type=int, default=1, help="of the requests (default: 1)")
     parser.add_argument("--channels", type=int, choices=(1, 2), default=1, help="default: 1")
+    parser.add_argument("--ranks", type=int, choices=(1, 2), default=1, help="default: 1")
     parser.add_argument(
         "--trace", type=Path, help="a capture stream whose accesses are the requests instead"
     )
@@ -304,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.requests < 1:
         parser.error("--requests: at least 1")
-    memory_bytes = arguments.channels << 33
+    memory_bytes = arguments.channels * CHANNEL_BYTES
     try:
         if arguments.trace:
             segments = list(from_trace(arguments.trace))
@@ -313,6 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         verdict, result = run_requests(
             segments,
             channels=arguments.channels,
+            ranks=arguments.ranks,
             seed=arguments.seed,
             sys_ps=arguments.sys_ps,
             stall=arguments.stall,
@@ -325,7 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.hint:
             print(f"sim-snoop: {error.hint}", file=sys.stderr)
         return 2
-    speed = round(result.cycles / result.seconds)
+    speed = round(result.cycles / result.cpu_seconds)
     print(json.dumps({**asdict(verdict), "cycles_per_s": speed}))
     return int(verdict.wrong > 0 or (verdict.lost > 0 and not arguments.stall))
 

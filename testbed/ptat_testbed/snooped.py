@@ -48,7 +48,9 @@ class Counters:
 
 
 class SnoopedMemory:
-    """Memory of 8 GiB a channel, its controllers' address mapping, and the snoopers.
+    """Memory of 4 GiB a rank, its controllers' address mapping, and the snoopers.
+
+    The mapping is of two ranks a channel; with one, there are no others' addresses.
 
     `simulation` is for what else there is to do between `start` and `execute`.
     """
@@ -58,13 +60,14 @@ class SnoopedMemory:
         channels: int,
         windows: Sequence[dram.Window],
         *,
-        snoop_ps: int = run.CLOCK_PS,
+        ranks: int = geometry.RANKS_MAX,
         sys_ps: int = run.CLOCK_PS,
     ) -> None:
         self.channels = channels
+        self.ranks = ranks
         self.mapping = dram.preset(MAPPING, channels, geometry.ROW_BITS)
         try:
-            self.simulation = run.Simulation(channels, snoop_ps=snoop_ps, sys_ps=sys_ps)
+            self.simulation = run.Simulation(channels, ranks, sys_ps=sys_ps)
         except SimulatorError as error:
             raise BoardError(str(error), error.hint) from error
         for channel in range(channels):
@@ -75,11 +78,16 @@ class SnoopedMemory:
             ]:
                 self.simulation.write(f"snooper{channel}_{register}", value)
 
+    def in_ranks(self, addresses: U64) -> U64:
+        """The addresses, those of ranks that are not there moved to the same place in others."""
+        at = self.mapping.coordinates(addresses)
+        return self.mapping.addresses({**at, "rank": at["rank"] % np.uint64(self.ranks)})
+
     def words(self, addresses: U64, write: npt.NDArray[np.bool_]) -> U64:
         """Requests for reads and writes of these physical addresses (64-byte lines)."""
         at = self.mapping.coordinates(addresses)
         return run.requests(
-            geometry.native_address(at["rank"], at["bank"], at["row"], at["column"]),
+            geometry.native_address(at["rank"], at["bank"], at["row"], at["column"], self.ranks),
             geometry.port_of(at["rank"], at["bank"]),
             write.astype(np.uint64),
             at["channel"],

@@ -34,17 +34,17 @@ class SimulatorError(Exception):
         self.hint = hint
 
 
-def simulator(channels: int) -> Path:
-    """Directory with ``harness`` and ``csr.json`` of a machine with so many channels.
+def simulator(channels: int, ranks: int) -> Path:
+    """Directory with ``harness`` and ``csr.json`` of a machine with so many channels and ranks.
 
     :raises SimulatorError: a tool is missing or fails.
     """
     if shutil.which(VERILATOR[0]) is None:
         raise SimulatorError("there is no verilator", HINT)
-    return cached("sim", _key(channels), partial(_build, channels=channels))
+    return cached("sim", _key(channels, ranks), partial(_build, channels=channels, ranks=ranks))
 
 
-def _key(channels: int) -> str:
+def _key(channels: int, ranks: int) -> str:
     package = Path(ptat_gateware.__file__).parent
     ours = [HARNESS.with_name(name) for name in ("geometry.py", "top.py")]
     cores = sorted([*package.glob("*.py"), *package.glob("snoop/*.py")])
@@ -56,19 +56,20 @@ def _key(channels: int) -> str:
         raise SimulatorError(
             f"{error.name} is not installed", "pip install --editable '.[gateware]'"
         ) from error
-    options = repr((channels, VERILATOR, CFLAGS))
+    options = repr((channels, ranks, VERILATOR, CFLAGS))
     return digest(
         [*(path.read_bytes() for path in sources), version, tools.encode(), options.encode()]
     )
 
 
-def _build(directory: Path, channels: int) -> None:
-    print(f"building the simulator of {channels} channel(s) …", file=sys.stderr, flush=True)
+def _build(directory: Path, channels: int, ranks: int) -> None:
+    what = f"{channels} channel{'s' * (channels > 1)} of {ranks} rank{'s' * (ranks > 1)}"
+    print(f"gateware: building the simulator of {what} …", file=sys.stderr, flush=True)
     objects = directory / "objects"
     objects.mkdir()
     (objects / "ptat_wire.h").write_text(wire.c_header())
-    top = ["-m", "ptat_gateware.sim.top", "--channels", str(channels), str(objects)]
-    _run([sys.executable, *top], directory)
+    top = ["-m", "ptat_gateware.sim.top", "--channels", str(channels), "--ranks", str(ranks)]
+    _run([sys.executable, *top, str(objects)], directory)
     flags = f"{CFLAGS} -DPTAT_CHANNELS={channels} -I{objects}"
     _run(
         [*VERILATOR, "-CFLAGS", flags, "--Mdir", str(objects), "-o", "harness", str(HARNESS),

@@ -57,7 +57,7 @@ class Result:
     """
 
     cycles: int
-    seconds: float
+    cpu_seconds: float
     registers: dict[str, list[int]]
     time_ticks: U64
     channel: npt.NDArray[np.uint8]
@@ -74,9 +74,9 @@ class Simulation:
     """
 
     def __init__(
-        self, channels: int = 1, *, snoop_ps: int = CLOCK_PS, sys_ps: int = CLOCK_PS
+        self, channels: int, ranks: int, *, snoop_ps: int = CLOCK_PS, sys_ps: int = CLOCK_PS
     ) -> None:
-        directory = simulator(channels)
+        directory = simulator(channels, ranks)
         self.channels = channels
         self._program = directory / "harness"
         self._periods_ps = (snoop_ps, sys_ps)
@@ -142,7 +142,7 @@ class Simulation:
         bank_mask = (1 << COLUMN_CHANNEL_SHIFT - COLUMN_BANK_SHIFT) - 1
         return Result(
             told["cycles"],
-            told["seconds"],
+            told["cpu_seconds"],
             self._values(told["reads"]),
             columns & np.uint64((1 << COLUMN_BANK_SHIFT) - 1),
             (columns >> np.uint64(COLUMN_CHANNEL_SHIFT)).astype(np.uint8),

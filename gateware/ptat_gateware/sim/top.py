@@ -7,8 +7,8 @@
     harness ◄──CSR bus, 64-bit words of blocks (domain "sys")───────┘
 
 Nothing answers the controller: it takes data at fixed latencies and never looks at it. What it
-does with commands is what a DDR3-1600 module of two ranks demands: row misses, refresh,
-auto-precharge, turnarounds.
+does with commands is what a DDR3-1600 module demands: row misses, refresh, auto-precharge,
+turnarounds.
 
 ``python3 -m ptat_gateware.sim.top DIRECTORY`` writes ``top.v`` and ``csr.json``.
 """
@@ -40,7 +40,6 @@ from ptat_gateware.sim.geometry import (
     PHASES,
     PORTS,
     RANK_BITS,
-    RANKS,
 )
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snooper import Snooper
@@ -113,12 +112,12 @@ class Controller(LiteXModule):
     of its requests is the arbiter's. ``dfi``: command phases.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
         module = MT16KTF1G64HZ(DRAM_CLOCK_HZ / PHASES, f"1:{PHASES}", speedgrade="1600")
         phy_settings: PhySettings = get_sdram_phy_settings(
             module.memtype, data_width=64, clk_freq=DRAM_CLOCK_HZ / PHASES
         )
-        phy_settings.nranks = RANKS
+        phy_settings.nranks = ranks
 
         self.controller = LiteDRAMController(
             phy_settings,
@@ -163,7 +162,7 @@ class SimSoC(SoCMini):
     idle for long need not be simulated for as long.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, ranks: int) -> None:
         platform = SimPlatform("SIM", _io(channels))
         self.crg = _Clocks(platform)
         SoCMini.__init__(
@@ -189,10 +188,12 @@ class SimSoC(SoCMini):
         ]
         advance = platform.request("advance")
         for channel in range(channels):
-            self._add_channel(platform, channel, advance)
+            self._add_channel(platform, channel, ranks, advance)
 
-    def _add_channel(self, platform: SimPlatform, channel: int, advance: Signal) -> None:
-        controller = ClockDomainsRenamer("snoop")(Controller())
+    def _add_channel(
+        self, platform: SimPlatform, channel: int, ranks: int, advance: Signal
+    ) -> None:
+        controller = ClockDomainsRenamer("snoop")(Controller(ranks))
         self.add_module(f"controller{channel}", controller)
         for i, port in enumerate(controller.ports):
             pads = platform.request(f"port{channel}{i}")
@@ -211,7 +212,7 @@ class SimSoC(SoCMini):
             ]
         self._watch_columns(platform.request(f"column{channel}"), controller.dfi.phases)
 
-        decoder = DDR3Decoder(PHASES, RANKS)
+        decoder = DDR3Decoder(PHASES, ranks)
         for command, phase in zip(decoder.commands, controller.dfi.phases, strict=True):
             self.comb += [
                 command.cke.eq(phase.cke),
@@ -235,19 +236,17 @@ class SimSoC(SoCMini):
 
     def _watch_columns(self, column: Record, phases: list[Record]) -> None:
         for i, phase in enumerate(phases):
-            is_column = (phase.cs_n != 2**RANKS - 1) & phase.ras_n & ~phase.cas_n
-            rank = Signal(RANK_BITS)
-            # One rank is selected: its number, of the two there are.
+            # A column command is for one rank: of two, the second unless the first is selected.
+            is_column = (~phase.cs_n != 0) & phase.ras_n & ~phase.cas_n
             self.comb += [
-                rank.eq(~phase.cs_n[1]),
                 column.phases[i].eq(is_column),
-                If(is_column, column.bank.eq(Cat(phase.bank, rank))),
+                If(is_column, column.bank.eq(Cat(phase.bank, phase.cs_n[0]))),
             ]
 
 
-def generate(directory: Path, channels: int) -> None:
+def generate(directory: Path, channels: int, ranks: int) -> None:
     """Write the Verilog and the map of the CSRs."""
-    soc = SimSoC(channels)
+    soc = SimSoC(channels, ranks)
     soc.finalize()
     here = Path.cwd()
     os.chdir(directory)  # where contents of memories go
@@ -263,9 +262,10 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="ptat_gateware.sim.top")
     parser.add_argument("--channels", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--ranks", type=int, choices=(1, 2), default=2)
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
-    generate(arguments.directory, arguments.channels)
+    generate(arguments.directory, arguments.channels, arguments.ranks)
 
 
 if __name__ == "__main__":
