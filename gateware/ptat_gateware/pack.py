@@ -148,8 +148,8 @@ class Encoder(LiteXModule):
 
         mark_code = Signal(wire.MARK_CODE_BITS)
         mark_argument = Signal(wire.MARK_ARGUMENT_BITS)
-        mark_pending = Signal()
-        send_pending = Signal()
+        mark_waits, mark_pending = Signal(), Signal()
+        send_pending, settled = Signal(), Signal()
         error_argument = Cat(
             error_kinds,
             Constant(0, wire.DECODE_ERROR_COUNT_SHIFT - ERROR_KINDS),
@@ -169,7 +169,7 @@ class Encoder(LiteXModule):
         choice: Any = None
         for pending, code, argument, done in marks:
             statements = [
-                mark_pending.eq(1),
+                mark_waits.eq(1),
                 mark_code.eq(code),
                 mark_argument.eq(argument),
                 If(send_pending, done.eq(1)),
@@ -177,6 +177,12 @@ class Encoder(LiteXModule):
             choice = (
                 If(pending, *statements) if choice is None else choice.Elif(pending, *statements)
             )
+        # For timing, `mark_pending` is a clock late: so it says nothing after a mark was sent, and
+        # STOP waits until it is `settled` that none is left.
+        self.sync.snoop += [
+            mark_pending.eq(mark_waits & ~send_pending),
+            settled.eq(fsm.ongoing("STOPPING") & ~send_pending),
+        ]
         # START, SAMPLE and STOP override them.
         force_code = Signal(wire.MARK_CODE_BITS)
         force_argument = Signal(wire.MARK_ARGUMENT_BITS)
@@ -302,7 +308,8 @@ class Encoder(LiteXModule):
         )
         fsm.act(
             "STOPPING",
-            If(mark_pending, If(self.room, *idle_clock)).Else(
+            If(mark_pending, If(self.room, *idle_clock)).Elif(
+                settled,
                 forced(wire.Mark.STOP, stop_by, "STOPPED"),
             ),
         )
