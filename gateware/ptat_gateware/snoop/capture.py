@@ -331,7 +331,6 @@ class ECP5Capture(Capture):
                     i_ECLK=self.cd_edge.clk,
                     i_SCLK=words_clk,
                     i_RST=start.reset,
-                    i_ALIGNWD=0,
                     **{f"o_Q{phase}": word[phase] for phase in range(4)},
                 ),
             ]
