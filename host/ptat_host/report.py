@@ -55,6 +55,7 @@ def summarise(results: Results, top: int) -> dict[str, Any]:
         "kernel": session.kernel.release,
         "cpu": session.cpu,
         "totals": summary["totals"],
+        "misses_by_span": summary["misses_by_span"],
         "processes": _processes(summary, pages),
         "hottest_pages": _hottest(pages, top),
         "lost": summary["lost"],
@@ -156,6 +157,10 @@ def _totals(report: dict[str, Any]) -> Table:
     table.add_column()
     table.show_header = False
     table.add_row("TLB misses", _count(totals["misses"]), _places(report))
+    if report["granularity_bytes"] > 8:
+        exact, two, four, eight = (report["misses_by_span"][n] for n in ("1", "2", "4", "8"))
+        others = f"one of 2: {_count(two)}, of up to 4: {_count(four)}, of up to 8: {_count(eight)}"
+        table.add_row("of a known page", _count(exact), others)
     table.add_row("faulted walks", _count(totals["faulted"]), "ended in a page fault; not counted")
     table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
     lost = report["lost"]

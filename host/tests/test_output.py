@@ -103,6 +103,7 @@ def make_session(directory: Path) -> None:
             "accesses": 12_500,
             "pages": 6,
         },
+        "misses_by_span": {"1": 95, "2": 7, "4": 0, "8": 5},
         "processes": [
             process(2, "my [b]sh\x1b", 4712, misses=7, pages=1, faulted=3, misses_by_page_size={}),
             process(1, "gups", 4711, misses=100, pages=5, faulted=3, misses_by_page_size=sizes),
