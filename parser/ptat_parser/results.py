@@ -170,7 +170,8 @@ def _parse_into(
         channel.tick_hz,
         session.kernel.tsc_hz,
     )
-    if fitted.residual_ns > clock.DELAY_MAX_NS:
+    possible = 0 <= fitted.origin_cycles < 1 << 64 and fitted.cycles_per_tick > 0
+    if not possible or fitted.residual_ns > clock.DELAY_MAX_NS:
         raise BadInput(
             f"{session.path}: capture and kernel log are not of one recording: markers and their"
             f" events are {fitted.residual_ns / 1e6:.1f} ms apart",
