@@ -237,6 +237,20 @@ ROWS = (
     Row("chase", ("chase", "--bytes", "64M"), ("--granularity", "8"), small=False),
     Row("python3", PYTHON, ("--granularity", "8")),
     Row("python3-64-byte-bus", PYTHON, ("--granularity", "64"), small=False),
+    # What the snooper sees of the commands of real memory controllers.
+    Row(
+        "gups-gateware",
+        ("gups", "--bytes", "64M", "--updates", "{size}"),
+        ("--bus", "gateware"),
+        ("50K", "500K"),
+    ),
+    Row("python3-gateware", PYTHON, ("--bus", "gateware")),
+    Row(
+        "gups-gateware-2-channels",
+        ("gups", "--bytes", "64M", "--updates", "{size}"),
+        ("--bus", "gateware", "--channels", "2"),
+        ("50K", "500K"),
+    ),
     Row("fork-exec", ("forkexec",), ("--granularity", "8", "--children")),
     Row("remap-1g", ("remap", "--bytes", "1G"), ("--granularity", "8", "--memory", "3G")),
     # The kernel's selftest: splits, collapses, moves, fork storms, a full region.

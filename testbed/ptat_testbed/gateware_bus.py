@@ -95,7 +95,13 @@ class GatewareBus:
         self._memory.start()
         self._memory.simulation.timed(words[order], due_ticks, GAP_TICKS)
         paths = [session / file for file in self._files]
-        result, counters = self._memory.execute(paths)
+        try:
+            result, counters = self._memory.execute(paths)
+        except BoardError:
+            for path in paths:
+                if path.is_file():
+                    path.unlink()
+            raise
         if result.time_ticks.size != time_ns.size:
             raise BoardError(
                 f"the bus carried {result.time_ticks.size} commands for {time_ns.size} accesses"
