@@ -57,7 +57,7 @@ lint: packages .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh .ci/run
-	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.h')
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
 
 test: setup .venv/gateware-ready packages-firmware lint
@@ -67,7 +67,7 @@ test: setup .venv/gateware-ready packages-firmware lint
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 
 SIZE ?= full
-check-exact: setup
+check-exact: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.check_exact --size $(SIZE)
 
 bench: setup .venv/gateware-ready
