@@ -25,6 +25,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 
+import numpy as np
+
+from ptat_parser.errors import PtatError
+
 MEMORY_BYTES = 1 << 30
 """What a reader may take on top of what it has after its first runs."""
 
@@ -36,17 +40,25 @@ CRASHES = Path(tempfile.gettempdir()) / "ptat-fuzz"
 class Target:
     """A valid session, one file of which is replaced by each input, and the reader of it."""
 
-    def __init__(self, file: str, read: Callable[[Path], object], seal: bool = False) -> None:
+    def __init__(
+        self,
+        file: str,
+        read: Callable[[Path], object],
+        seal: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self.file = file
         self.read = read
-        self.seal = seal  # blocks get a right checksum, or nothing would come past it
+        self.seal = seal  # makes checksums right, or nothing would come past them
 
     def prepare(self, directory: Path) -> None:
         """Write the session."""
         import synthetic
 
+        from ptat_parser import archive
+
         self.session = synthetic.Machine(1, cpus=2, entries=True, granularity=64).run(60)
         self.path = self.session.write(directory / "session")
+        archive.pack(self.path / "bus.0.raw", self.path / "bus.0.ptb")
 
     def inputs(self) -> list[bytes]:
         """What to start from."""
@@ -54,14 +66,12 @@ class Target:
 
     def run(self, data: bytes) -> None:
         """Read the session with this file."""
-        from ptat_parser.errors import PtatError
-
-        (self.path / self.file).write_bytes(sealed(data) if self.seal else data)
+        (self.path / self.file).write_bytes(self.seal(data))
         with contextlib.suppress(PtatError):
             self.read(self.path)
 
 
-def sealed(data: bytes) -> bytes:
+def sealed_blocks(data: bytes) -> bytes:
     """Whole blocks with their magic number and CRC; an odd first byte leaves them as they are."""
     from ptat_parser import wire
 
@@ -75,6 +85,46 @@ def sealed(data: bytes) -> bytes:
         content[end - 4 : end - 2] = b"\0\0"
         content[end - 1] = 0xF0 | content[end - 1] & 0x0F
     return bytes(content)
+
+
+def sealed_archive(data: bytes) -> bytes:
+    """Pieces one after the other with right CRCs, then the footer; odd lengths stay as they are."""
+    from ptat_parser import archive
+
+    if len(data) & 1:
+        return data
+    content, rows = bytearray(data), b""
+    at = archive.FILE_HEADER.itemsize
+    while at + archive.PIECE.itemsize <= len(content):
+        row = np.frombuffer(content, archive.PIECE, 1, at).copy()[0]
+        row["offset"], row["magic"] = at, archive.PIECE_MAGIC
+        start = at + archive.PIECE.itemsize
+        row["data_crc"] = zlib.crc32(content[start : start + int(row["data_bytes"])])
+        row["crc"] = zlib.crc32(row.tobytes()[8:])
+        content[at:start] = row.tobytes()
+        rows += row.tobytes()
+        at = start + int(row["data_bytes"])
+        if at > len(content) - archive.END.itemsize - len(rows):
+            break
+    end = np.zeros((), archive.END)
+    end["magic"], end["offset"], end["pieces"] = archive.END_MAGIC, len(content), len(rows) // 64
+    end["crc"] = zlib.crc32(rows)
+    return bytes(content) + rows + end.tobytes()
+
+
+def _read_archive(path: Path) -> None:
+    from ptat_parser import archive
+    from ptat_parser.blocks import BusReader
+
+    file = path / "bus.0.ptb"
+    if file.stat().st_size > len(archive.MAGIC):
+        stream = archive.ArchiveStream(file, salvage=True)
+        if stream.size_bytes > 64 << 20:
+            return  # decompression is bounded piece by piece, but takes its time
+    for options in ({"salvage": True}, {"tail_may_be_cut": True}, {}):
+        with contextlib.suppress(PtatError):
+            for _ in BusReader(file, **options):
+                pass
 
 
 def _read_bus(path: Path) -> None:
@@ -118,7 +168,8 @@ def _session(path: Path) -> None:
 
 
 TARGETS = {
-    "blocks": Target("bus.0.raw", _read_bus, seal=True),
+    "blocks": Target("bus.0.raw", _read_bus, sealed_blocks),
+    "archive": Target("bus.0.ptb", _read_archive, sealed_archive),
     "ring-buffer": Target("kernel/cpu0.raw", _read_log),
     "event-format": Target("kernel/formats/ptat_table_link", _read_log),
     "page-format": Target("kernel/formats/header_page", _read_log),
@@ -126,10 +177,10 @@ TARGETS = {
     "kernel-counters": Target("kernel/cpu0.stats", _read_log),
     "description": Target("session.json", _session),
     "truth": Target("truth.0.bin", _read_truth),
-    "parse-blocks": Target("bus.0.raw", _parse, seal=True),
+    "parse-blocks": Target("bus.0.raw", _parse, sealed_blocks),
     "parse-log": Target("kernel/cpu0.raw", _parse),
     "parse-description": Target("session.json", _parse),
-    "check-blocks": Target("bus.0.raw", _check, seal=True),
+    "check-blocks": Target("bus.0.raw", _check, sealed_blocks),
 }
 
 
