@@ -21,6 +21,7 @@ harness, not the snooper, saw the walk's leaf read on the bus.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_gateware.sim import run
-from ptat_host.boards.base import BoardError
+from ptat_gateware.sim import build, run
+from ptat_host.boards.base import BoardError, Check
 from ptat_host.dram import WINDOW_UNIT_BYTES, Window
 from ptat_parser import truth
 from ptat_parser.blocks import BusReader
@@ -127,6 +128,14 @@ class GatewareBus:
             "bus": "gateware",
             "address_mapping": self._memory.mapping.name,
         }
+
+
+def check() -> Check:
+    """Whether the gateware can be simulated."""
+    path = shutil.which("verilator")
+    if path is None:
+        return Check("Verilator", None, f"not found; only --bus gateware needs it: {build.HINT}")
+    return Check("Verilator", True, path)
 
 
 def _read(path: Path) -> _Accesses:

@@ -48,7 +48,11 @@ class TestbedBoard:
 
     def check(self) -> list[Check]:
         """What `record` needs; builds nothing."""
-        return [*run.check_common(), run.check_built("QEMU plugin", build.PLUGIN_SCRIPT, "")]
+        return [
+            *run.check_common(),
+            run.check_built("QEMU plugin", build.PLUGIN_SCRIPT, ""),
+            gateware_bus.check(),
+        ]
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command in the guest; see `Board.record`."""
