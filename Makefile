@@ -6,6 +6,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
 	kernel plugin check-exact bench faults fuzz sim-snoop bitstream registers \
+	mutate-gateware \
 	fresh clean
 
 help:
@@ -18,6 +19,7 @@ help:
 	@echo 'make fuzz         fuzz every reader for MINUTES=10'
 	@echo 'make sim-snoop    the snooper on a simulated memory controller; REQUESTS=N'
 	@echo 'make bitstream    the capture device placed and routed; clocks and sizes checked'
+	@echo 'make mutate-gateware  do the tests of the gateware notice seeded faults?'
 	@echo 'make registers    the registers of the capture device, as Markdown'
 	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
 
@@ -97,6 +99,9 @@ fuzz: .venv/ready
 REQUESTS ?= 300000
 sim-snoop: packages .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests $(REQUESTS)
+
+mutate-gateware: packages .venv/gateware-ready
+	@$(PYTHON) gateware/tests/mutate.py
 
 fresh:
 	setup/fresh.sh bookworm demo

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Do the tests notice faults? Seeds some, one at a time: ``make mutate-gateware``.
+
+Each fault replaces one piece of text of the gateware, in a temporary copy, and names a test that
+must then fail. A text that is not there exactly once stops the check, as does a test that fails
+without any fault. Prints one JSON line; exit status 1: a fault survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DDR3 = "test_decoder.py::test_spoilt_streams[DDR3-4-2-1]"
+DDR3_8 = "test_decoder.py::test_spoilt_streams[DDR3-8-4-1]"
+DDR4 = "test_decoder.py::test_spoilt_streams[DDR4-4-4-1]"
+DDR4_SLOW = "test_decoder.py::test_spoilt_streams[DDR4-4-4-0]"
+NOISE = "test_decoder.py::test_noise[DDR3-4-2-1]"
+RESTART = "test_decoder.py::test_restart[DDR3]"
+ADDRESS = "test_address.py::test_as_the_host_says"
+FILTER = "test_filter.py::test_each_access_at_the_edges"
+BLOCKS = "test_pack.py::test_words_to_blocks[0.3-1.0-32]"
+SPARSE = "test_snooper.py::test_sparse_traffic[4-32]"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """In `file` (below ptat_gateware), `old` becomes `new`; `test` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+FAULTS = [
+    # Decoder
+    Fault("row bit lost", "snoop/decoder.py", "dat_w.eq(act.a)", "dat_w.eq(act.a & ~4)", DDR3),
+    Fault(
+        "bank bits swapped",
+        "snoop/decoder.py",
+        "source.bank_group).eq(bank)",
+        "source.bank_group).eq(Cat(bank[1], bank[0], bank[2:]))",
+        DDR3,
+    ),
+    Fault(
+        "PREA closes one bank",
+        "snoop/decoder.py",
+        "((code == PRE) & pins.a[10])",
+        "0",
+        DDR3,
+    ),
+    Fault(
+        "wrong pair mirrored",
+        "snoop/ddr3.py",
+        "(5, 6), (7, 8)",
+        "(5, 6), (8, 9)",
+        DDR3,
+    ),
+    Fault("bank group not mirrored", "snoop/ddr4.py", "((0, 1), (2, 3))", "((0, 1),)", DDR4),
+    Fault("A11 and A13 not mirrored", "snoop/ddr4.py", "(7, 8), (11, 13))", "(7, 8))", DDR4),
+    Fault(
+        "auto-precharge ignored",
+        "snoop/decoder.py",
+        "Mux(command.a[10], OP_COLUMN_AP, OP_COLUMN)",
+        "OP_COLUMN",
+        DDR3,
+    ),
+    Fault(
+        "reads are writes",
+        "snoop/decoder.py",
+        "command.write.eq(code == WR)",
+        "command.write.eq(code == RD)",
+        DDR3,
+    ),
+    Fault(
+        "phases in the wrong order",
+        "snoop/decoder.py",
+        "first.phase.eq(phase)",
+        "first.phase.eq(~phase)",
+        DDR3,
+    ),
+    Fault(
+        "state not forwarded within a clock",
+        "snoop/decoder.py",
+        "found[rank].eq(Array(now[rank])",
+        "found[rank].eq(Array(state[rank])",
+        DDR3_8,
+    ),
+    Fault(
+        "row not forwarded within a clock",
+        "snoop/decoder.py",
+        "written = table < lane",
+        "written = False",
+        DDR3_8,
+    ),
+    Fault(
+        "tRCD one CK longer",
+        "snoop/decoder.py",
+        "column.phase < act.ready_phase[:2]",
+        "column.phase <= act.ready_phase[:2]",
+        DDR3,
+    ),
+    Fault(
+        "long tRCD not checked to its end",
+        "snoop/decoder.py",
+        "2**T_RCD_BITS // PHASES_PER_LANE",
+        "2**T_RCD_BITS // PHASES_PER_LANE - 4",
+        DDR4_SLOW,
+    ),
+    Fault(
+        "column commands 3 CK apart let through",
+        "snoop/decoder.py",
+        "window[phase : phase + 3]",
+        "window[phase + 1 : phase + 3]",
+        DDR3,
+    ),
+    Fault(
+        "REF leaves open banks open",
+        "snoop/decoder.py",
+        "OP_REF: following.eq(Mux(opened, UNKNOWN, state))",
+        "OP_REF: following.eq(state)",
+        NOISE,
+    ),
+    Fault(
+        "closed banks are read",
+        "snoop/decoder.py",
+        "legal & state_then[1] & ~early),",
+        "legal & (state_then != UNKNOWN) & ~early),",
+        DDR3,
+    ),
+    Fault(
+        "chopped bursts taken for whole ones",
+        "snoop/decoder.py",
+        "a[2] & chopped",
+        "a[2] & self.burst[1]",
+        DDR3,
+    ),
+    Fault(
+        "CKE ignored",
+        "snoop/decoder.py",
+        "present & (reserved | asleep)),",
+        "present & reserved),",
+        DDR3,
+    ),
+    Fault(
+        "REF with open banks not counted",
+        "snoop/decoder.py",
+        "legal_refs_d[lane][rank] & any_open",
+        "0 & any_open",
+        NOISE,
+    ),
+    Fault(
+        "errors reported a clock early",
+        "snoop/decoder.py",
+        "for _ in range(clocks + 1):",
+        "for _ in range(clocks):",
+        DDR3,
+    ),
+    Fault(
+        "counters not cleared",
+        "snoop/decoder.py",
+        "If(self.clear, self.count.eq(0)),",
+        "",
+        RESTART,
+    ),
+    Fault(
+        "banks not forgotten",
+        "snoop/decoder.py",
+        ", If(self.forget, bank.eq(UNKNOWN))",
+        "",
+        RESTART,
+    ),
+    # Capture
+    Fault(
+        "halves of a word swapped",
+        "snoop/capture.py",
+        "Cat(first, sink)",
+        "Cat(sink, first)",
+        "test_capture.py::test_gear_keeps_the_order",
+    ),
+    Fault(
+        "early pins not delayed",
+        "snoop/capture.py",
+        "Mux(late, Cat(last, sink[:-1]), sink)",
+        "sink",
+        "test_capture.py::test_alignment[4]",
+    ),
+    # Address and filter
+    Fault(
+        "remap starts late",
+        "address.py",
+        "unit >= self._remap_first",
+        "unit > self._remap_first",
+        ADDRESS,
+    ),
+    Fault(
+        "last unit of a window left out",
+        "filter.py",
+        "below.eq(unit <= last)",
+        "below.eq(unit < last)",
+        FILTER,
+    ),
+    Fault(
+        "windows mistake reads for writes",
+        "filter.py",
+        "Mux(compared.write, control.write, control.read)",
+        "Mux(compared.write, control.read, control.write)",
+        FILTER,
+    ),
+    Fault(
+        "one in N is one in N + 1",
+        "filter.py",
+        "Mux(none_left, self.one_in, now_left) - 1",
+        "Mux(none_left, self.one_in + 1, now_left) - 1",
+        "test_snooper.py::test_sampling_is_marked_and_spares_exact_windows",
+    ),
+    # Words and blocks
+    Fault(
+        "CRC seed wrong",
+        "pack.py",
+        "Signal(CRC_BITS, reset=CRC_ONES)",
+        "Signal(CRC_BITS)",
+        BLOCKS,
+    ),
+    Fault("CRC not restarted", "pack.py", "If(check, crc.eq(CRC_ONES)),", "", BLOCKS),
+    Fault(
+        "sequence stuck",
+        "pack.py",
+        "self._blocks.status.eq(self._blocks.status + 1)",
+        "self._blocks.status.eq(self._blocks.status)",
+        BLOCKS,
+    ),
+    Fault(
+        "time of a block one tick off",
+        "pack.py",
+        "word[: wire.TIME_BITS], now + delta",
+        "word[: wire.TIME_BITS], now + delta + 1",
+        BLOCKS,
+    ),
+    Fault(
+        "time one tick off",
+        "pack.py",
+        "phases - last_phase, phases)",
+        "phases - last_phase - 1, phases)",
+        SPARSE,
+    ),
+    Fault(
+        "phase not in the time",
+        "pack.py",
+        "elapsed + Mux(running & first.valid, first.phase, 0)",
+        "elapsed",
+        SPARSE,
+    ),
+    Fault(
+        "lost count not reset",
+        "pack.py",
+        "If(send_lost, lost.eq(0)),",
+        "",
+        "test_snooper.py::test_a_link_that_stalls",
+    ),
+    Fault(
+        "lost one too few",
+        "pack.py",
+        "lost + Mux(lost[-1], 0, self.matched)",
+        "lost + Mux(lost[-1] | send_lost, 0, self.matched)",
+        "test_snooper.py::test_a_link_that_stalls",
+    ),
+    # Chain
+    Fault(
+        "hysteresis removed",
+        "snooper.py",
+        "encoder.resume.eq(fifo.half_empty & half_empty)",
+        "encoder.resume.eq(1)",
+        "test_snooper.py::test_losing_resumes_half_empty",
+    ),
+    Fault(
+        "counts of the last recording kept",
+        "pack.py",
+        "If(starting, self._emitted.status.eq(0), self._lost.status.eq(0)),",
+        "",
+        "test_snooper.py::test_control_at_any_clock",
+    ),
+    Fault(
+        "trigger of the last recording kept",
+        "filter.py",
+        "is_open.eq(self.enable & now_open)",
+        "is_open.eq(now_open)",
+        "test_snooper.py::test_start_by_pin_stop_by_pin",
+    ),
+    Fault(
+        "lanes in the wrong order",
+        "buffer.py",
+        "Mux(second, sink.words[WORD_BITS:], sink.words[:WORD_BITS])",
+        "Mux(second, sink.words[:WORD_BITS], sink.words[WORD_BITS:])",
+        "test_buffer.py::test_lanes_one_by_one",
+    ),
+    Fault(
+        "FIFO overwritten when full",
+        "buffer.py",
+        "level < depth - self.margin",
+        "level < depth + self.margin",
+        "test_snooper.py::test_a_link_that_stalls",
+    ),
+]
+
+
+def run_tests(tests: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+    """pytest on the copy of the gateware below `root`."""
+    paths = [f"gateware/tests/{test}" for test in tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, *paths],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root / "gateware"), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def copy(root: Path) -> None:
+    """What the tests need, so that the copy is imported and not the original."""
+    shutil.copytree(
+        ROOT / "gateware", root / "gateware", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(ROOT / "pyproject.toml", root)
+
+
+def seed(fault: Fault, root: Path) -> bool:
+    """Whether the tests notice `fault`, in the copy below `root`."""
+    path = root / "gateware" / "ptat_gateware" / fault.file
+    text = path.read_text()
+    if text.count(fault.old) != 1:
+        raise SystemExit(
+            f"mutate: {fault.name}: {fault.old!r} is {text.count(fault.old)} times in"
+            f" {fault.file}, not once; change FAULTS in {Path(__file__).name}"
+        )
+    path.write_text(text.replace(fault.old, fault.new))
+    try:
+        done = run_tests([fault.test], root)
+    finally:
+        path.write_text(text)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"mutate: {fault.name}: pytest could not run:\n{done.stdout[-2000:]}")
+    reason = next((line for line in done.stdout.splitlines() if line.startswith("E  ")), "")
+    verdict = "caught" if done.returncode else "SURVIVED"
+    print(f"{verdict:8}  {fault.name}  {reason[1:].strip()[:70]}", file=sys.stderr, flush=True)
+    return done.returncode == 1
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="mutate", description="do the tests notice faults?")
+    parser.add_argument("--only", default="", help="faults whose name has this in it (default all)")
+    chosen = [fault for fault in FAULTS if parser.parse_args().only in fault.name]
+    if not chosen:
+        parser.error("no fault has such a name")
+    with tempfile.TemporaryDirectory(prefix="ptat-mutate-") as name:
+        root = Path(name)
+        copy(root)
+        sound = run_tests(sorted({fault.test for fault in chosen}), root)
+        if sound.returncode:
+            raise SystemExit(f"mutate: the tests fail without a fault:\n{sound.stdout[-2000:]}")
+        caught = sum(seed(fault, root) for fault in chosen)
+    print(json.dumps({"seeded": len(chosen), "caught": caught}))
+    return int(caught != len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
