@@ -361,6 +361,7 @@ def test_every_option_states_its_default():
         "script",
         "validate",
         "check",
+        "stat",
         "export",
     }
     silent = [

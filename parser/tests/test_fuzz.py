@@ -14,7 +14,9 @@ FUZZ = Path(__file__).parents[1] / "fuzz.py"
     importlib.util.find_spec("atheris") is None,
     reason="atheris is not installed (it has no wheel for this Python): pip install 'ptat[fuzz]'",
 )
-@pytest.mark.parametrize("target", ["blocks", "archive", "ring-buffer", "event-format", "description"])
+@pytest.mark.parametrize(
+    "target", ["blocks", "archive", "ring-buffer", "event-format", "description"]
+)
 def test_a_few_seconds_find_nothing(target):
     done = subprocess.run(
         [sys.executable, FUZZ, "--seconds", "3", "--only", target], capture_output=True, text=True
