@@ -14,12 +14,10 @@ FUZZ = Path(__file__).parents[1] / "fuzz.py"
     importlib.util.find_spec("atheris") is None,
     reason="atheris is not installed (it has no wheel for this Python): pip install 'ptat[fuzz]'",
 )
-@pytest.mark.parametrize(
-    "target", ["blocks", "archive", "ring-buffer", "event-format", "description"]
-)
+@pytest.mark.parametrize("target", ["blocks", "archive", "ring-buffer"])
 def test_a_few_seconds_find_nothing(target):
     done = subprocess.run(
-        [sys.executable, FUZZ, "--seconds", "3", "--only", target], capture_output=True, text=True
+        [sys.executable, FUZZ, "--seconds", "2", "--only", target], capture_output=True, text=True
     )
     (row,) = json.loads(done.stdout)["rows"]
     assert "bug" not in row, row
