@@ -49,7 +49,7 @@ class Encoder(LiteXModule):
     ``run`` starts and stops a recording; ``flush`` (a pulse) has all that is buffered sent.
     """
 
-    in_flight = 2  # clocks from ``room`` to the FIFO
+    in_flight = 3  # clocks from ``room`` to the FIFO
 
     def __init__(self, phases: int, lanes: int) -> None:
         self.sinks = [stream.Endpoint(access_layout) for _ in range(lanes)]
@@ -89,15 +89,21 @@ class Encoder(LiteXModule):
         taken = Signal()
         self.comb += taken.eq(reduce(or_, [sink.valid for sink in self.sinks]))
 
+        phase_bits = log2_int(phases)
+        running, losing = Signal(), Signal()  # states of the control below
+
         # Time since the last word -------------------------------------------------------------
 
         # Ticks from the last word to phase 0 of this clock. Stops when its top bit is set: then a
         # TIME word is due, and from the next clock on nothing else can be told. So a delta is at
         # most half of what a record can hold, and some ticks.
+        # Whether there was a word is known late, so both outcomes are kept for the next clock.
         elapsed = Signal(wire.ACCESS_DELTA_BITS)
+        without_word = Signal(wire.ACCESS_DELTA_BITS)
+        with_word = Signal(phase_bits + 1)
+        had_word = Signal()
         stale = Signal()
-        time_due = elapsed[-1]
-        phase_bits = log2_int(phases)
+        time_due = Signal()
         last_phase = Signal(phase_bits)
         send_accesses, send_time, send_lost, send_mark = (Signal() for _ in range(4))
         any_word = Signal()
@@ -105,12 +111,15 @@ class Encoder(LiteXModule):
             any_word.eq(send_accesses | send_time | send_lost | send_mark),
             last_phase.eq(0),
             *(If(sink.valid, last_phase.eq(sink.phase[:phase_bits])) for sink in self.sinks),
+            elapsed.eq(Mux(had_word, with_word, without_word)),
+            time_due.eq(without_word[-1] & ~had_word),
         ]
         self.sync.snoop += [
             stale.eq(time_due & ~any_word | self.skip),
-            If(~time_due, elapsed.eq(elapsed + phases)),
-            If(any_word, elapsed.eq(Mux(send_accesses, phases - last_phase, phases))),
-            If(self.skip, elapsed[-1].eq(1)),
+            had_word.eq(any_word & ~self.skip),
+            with_word.eq(Mux(running & taken, phases - last_phase, phases)),
+            without_word.eq(elapsed + Mux(time_due, 0, phases)),
+            If(self.skip, without_word[-1].eq(1)),
         ]
 
         # Marks --------------------------------------------------------------------------------
@@ -194,21 +203,18 @@ class Encoder(LiteXModule):
         # Words --------------------------------------------------------------------------------
 
         # What a word would be is chosen by what is known early in the clock; whether there is
-        # one, by `send_…`.
-        running, losing = fsm.ongoing("RUN"), fsm.ongoing("LOSING")
+        # one, by `send_…`. The low half of a mark comes later.
         lost, lost_now = Signal(wire.LOST_COUNT_BITS), Signal(wire.LOST_COUNT_BITS)
         count_lost = Signal()
         first = self.sinks[0]
-        delta = Signal(wire.ACCESS_DELTA_BITS)
         payload = Signal(wire.TAG_SHIFT)
         tag = Signal(WORD_BITS - wire.TAG_SHIFT)
         self.comb += [
             # Stays where it is from half of its range on.
             lost_now.eq(lost + Mux(lost[-1], 0, self.matched)),
-            delta.eq(elapsed + Mux(running & first.valid, first.phase, 0)),
             If(
                 running & taken,
-                payload.eq(Cat(first.address, delta, first.write)),
+                payload.eq(Cat(first.address, elapsed, first.write)),
                 tag.eq(wire.Tag.ACCESS),
             )
             .Elif(
@@ -216,19 +222,29 @@ class Encoder(LiteXModule):
                 payload.eq(self.time),
                 tag.eq(wire.Tag.TIME),
             )
-            .Elif(
-                losing,
-                payload.eq(Cat(lost_now, delta)),
-                tag.eq(wire.Tag.LOST),
-            )
             .Else(
-                payload.eq(Cat(mark_argument, mark_code, delta)),
-                tag.eq(wire.Tag.MARK),
+                payload.eq(Cat(lost_now, elapsed)),
+                tag.eq(Mux(losing, wire.Tag.LOST, wire.Tag.MARK)),
             ),
         ]
+        # What a mark says is found late, so it joins one clock later, as does an access's phase.
+        word, mark = Signal(WORD_BITS), Signal(wire.EVENT_DELTA_SHIFT)
+        phase = Signal(len(first.phase))
+        valids = Signal(lanes)
+        delta_end = wire.ACCESS_DELTA_SHIFT + wire.ACCESS_DELTA_BITS
+        delta = word[wire.ACCESS_DELTA_SHIFT : delta_end]
         self.sync.snoop += [
-            self.words[0].eq(Cat(payload, tag)),
-            self.valids.eq(Mux(send_accesses, Cat(*(s.valid for s in self.sinks)), any_word)),
+            word.eq(Cat(payload, tag)),
+            mark.eq(Cat(mark_argument, mark_code)),
+            phase.eq(Mux(running & first.valid, first.phase, 0)),
+            valids.eq(Mux(send_accesses, Cat(*(s.valid for s in self.sinks)), any_word)),
+            self.words[0].eq(word),
+            self.words[0][wire.ACCESS_DELTA_SHIFT : delta_end].eq(delta + phase),
+            If(
+                word[wire.TAG_SHIFT :] == wire.Tag.MARK,
+                self.words[0][: wire.EVENT_DELTA_SHIFT].eq(mark),
+            ),
+            self.valids.eq(valids),
             If(count_lost, lost.eq(lost_now)),
             If(send_lost, lost.eq(0)),
         ]
@@ -238,14 +254,21 @@ class Encoder(LiteXModule):
             self.comb += since.eq(
                 Mux(first.valid, second.phase - first.phase, elapsed + second.phase)
             )
-            self.sync.snoop += self.words[1].eq(
-                Cat(second.address, since, second.write, Constant(wire.Tag.ACCESS, 4))
-            )
+            second_word = Signal(WORD_BITS)
+            self.sync.snoop += [
+                second_word.eq(
+                    Cat(second.address, since, second.write, Constant(wire.Tag.ACCESS, 4))
+                ),
+                self.words[1].eq(second_word),
+            ]
 
         # Control ------------------------------------------------------------------------------
 
-        over = ~self.run | stop_pending
+        over = Signal()
+        self.sync.snoop += over.eq(~self.run | stop_pending)
         self.comb += [
+            running.eq(fsm.ongoing("RUN")),
+            losing.eq(fsm.ongoing("LOSING")),
             self.starting.eq(idle & self.run),
             self.recording.eq(~idle),
             self.enable.eq((running | losing) & ~over),
