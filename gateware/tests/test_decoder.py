@@ -189,6 +189,7 @@ CLOCKS_CK = 24_000
 CASES: list[tuple[Standard, int, int, int, int, Timing]] = [
     (DDR3, 4, 2, 0b10, 1, DDR3_800E),
     (DDR3, 4, 2, 0b00, 0, DDR3_1600K),
+    (DDR3, 4, 1, 0b1, 2, DDR3_1600K),
     (DDR3, 8, 4, 0b1010, 2, DDR3_1600K),
     (DDR3, 8, 4, 0b0110, 1, DDR3_800E),
     (DDR4, 4, 4, 0b1010, 1, DDR4_1600L),
@@ -254,7 +255,7 @@ def test_attached_to_a_running_bus(
 
 
 @needs_verilator
-@pytest.mark.parametrize("case", [CASES[0], CASES[6]], ids=["DDR3", "DDR4"])
+@pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=["DDR3", "DDR4"])
 def test_restart(case: tuple[Standard, int, int, int, int, Timing]) -> None:
     """After a pause of the bus, what was known of it is worth nothing, and counts start anew."""
     standard, phases, ranks, mirror, burst, timing = case
@@ -375,7 +376,8 @@ def test_spoilt_streams(
     got = bench_of(standard.name, phases, ranks).run(setup, pins)
     assert got.accesses == want.accesses
     assert got == want
-    assert all(want.illegal[kind.name] for kind in Illegal), want.illegal
+    rare = {Illegal.REFRESH, Illegal.RANKS} if ranks == 1 else {Illegal.REFRESH}
+    assert all(want.illegal[kind.name] for kind in set(Illegal) - rare), want.illegal
     assert want.unknown
 
 
@@ -406,3 +408,4 @@ def test_noise(
     want = expected(setup, pins, phases)
     assert got == want
     assert len(want.accesses) > 10
+    assert want.illegal["REFRESH"]

@@ -58,14 +58,14 @@ from ptat_gateware.layouts import (
     lanes,
 )
 
-# Command truth table (JESD79-3F table 6, JESD79-4 table 17): RAS_n, CAS_n, WE_n.
+# "Command Truth Table" of JESD79-3F and JESD79-4: RAS_n, CAS_n, WE_n.
 MRS, REF, PRE, ACT, WR, RD, ZQ, NOP = range(8)
 
 # State of a bank. With two lanes, bit 0 of an open bank says whose row table has its row.
 UNKNOWN, CLOSED, OPENED = 0b00, 0b01, 0b10
 
-# What four phases do to a bank: the OR of what each does. Two legal ones are two PREs; a refused
-# one prevails, but that of a PRE not over a legal PRE, which can only come after it.
+# What four phases do to a bank: the OR of what each does. A refused command prevails; only among
+# PREs, legal and refused, it is the last that counts.
 OP_ACT, OP_PRE, OP_REF, OP_COLUMN, OP_COLUMN_AP, OP_REFUSED, OP_REFUSED_PRE = 1, 2, 3, 4, 5, 7, 8
 OP_BITS = 4
 
@@ -616,8 +616,13 @@ class CommandDecoder(LiteXModule):
             self.comb += If(early & is_column, result.eq(OP_REFUSED)).Else(result.eq(op))
         banks = [Signal(OP_BITS) for _ in range(2**self.bank_bits)]
         for index, bank in enumerate(banks):
-            terms = zip(final, hits, strict=True)
-            self.sync.snoop += bank.eq(_any(Mux(hit[index], op, 0) for op, hit in terms))
+            terms = []
+            refused_later: Any = 0
+            for op, hit in reversed(list(zip(final, hits, strict=True))):
+                counts = hit[index] & ~((op == OP_PRE) & refused_later)
+                terms.append(Mux(counts, op, 0))
+                refused_later = refused_later | (hit[index] & (op == OP_REFUSED_PRE))
+            self.sync.snoop += bank.eq(_any(terms))
         return banks
 
     def _next_state(self, op: Any, state: Any, lane: int) -> Any:
