@@ -331,6 +331,20 @@ def _add_parse(commands: _Commands[_Parser]) -> None:
         help="no single misses, only pages and totals: enough for ptat report"
         " (default: all results)",
     )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--workers",
+        metavar="N",
+        type=_positive,
+        default=1,
+        help="processes to share the work; the results are the same (default: 1)",
+    )
+    where.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Dask scheduler whose workers, which see DIR at the same path, share the work"
+        " (default: none)",
+    )
     parser.set_defaults(run=_parse)
 
 
@@ -450,6 +464,8 @@ def _parse(arguments: argparse.Namespace) -> int:
             session,
             salvage=arguments.salvage,
             counts_only=arguments.counts_only,
+            workers=arguments.workers,
+            address=arguments.cluster,
             progress=show,
         )
     totals = results.summary["totals"]

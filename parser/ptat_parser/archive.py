@@ -268,7 +268,6 @@ class ArchiveStream:
         self.path = path
         self._salvage = salvage
         self._file_bytes = path.stat().st_size
-        self._codec = pa.Codec("zstd")
         self._held: tuple[int, npt.NDArray[np.uint8]] | None = None
         with path.open("rb") as file:
             self._piece_bytes = self._read_header(file)
@@ -314,7 +313,7 @@ class ArchiveStream:
         data = stored[PIECE.itemsize :]
         if stored[: PIECE.itemsize] == row.tobytes() and zlib_ng.crc32(data) == row["data_crc"]:
             try:
-                planes = np.frombuffer(self._codec.decompress(data, words.nbytes), np.uint8)
+                planes = np.frombuffer(pa.Codec("zstd").decompress(data, words.nbytes), np.uint8)
             except (OSError, pa.ArrowInvalid):
                 planes = np.empty(0, np.uint8)
             if planes.size == words.nbytes:

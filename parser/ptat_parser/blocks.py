@@ -238,13 +238,18 @@ class BusReader:
                 _SALVAGE_HINT,
             )
         self._first = 0
+        self._states: list[tuple[int, ...]] = []  # before each chunk, once all have been read
         self._cut = bool(rest_bytes or self._stream.cut)
+        self._to_the_end = True
 
     def part(self, first: int, end: int) -> BusReader:
-        """A reader of the blocks ``first … end`` only."""
+        """A reader of the blocks ``first … end`` only, when all have been read once.
+
+        `first` is where a chunk begins.
+        """
         other = copy.copy(self)
-        other._first = self._first + first
-        other._cut = self._cut and end == self.blocks
+        other._first = first
+        other._to_the_end = end == self.blocks
         other.blocks = end - first
         return other
 
@@ -264,17 +269,21 @@ class BusReader:
     def __iter__(self) -> Iterator[Chunk]:
         state = np.zeros(_STATE, np.int64)
         state[_SEQ] = -1
+        if self._first and self._states:
+            state[:] = self._states[self._first // self.chunk_blocks]
+        states: list[tuple[int, ...]] = []
         damaged: set[int] = set()
         buffer = np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64)
         end = self._first + self.blocks
         for first in range(self._first, end, self.chunk_blocks):
             words = buffer[: min(self.chunk_blocks, end - first)]
             self.read(first, words)
+            states.append(tuple(state.tolist()))
             yield self._decode(words, first, state, damaged)
         if self._damaged is None and self._first == 0:
-            self._damaged = damaged
+            self._damaged, self._states = damaged, states
         missing_blocks = int(state[_MISSING]) + self._cut
-        if missing_blocks:
+        if missing_blocks and self._to_the_end:
             nothing = np.empty(0, np.uint64)
             lost = Lost(0, int(state[_TICKS]), END_OF_TIME, None, missing_blocks)
             yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])

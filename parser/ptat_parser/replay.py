@@ -107,14 +107,27 @@ _U32 = np.int64(0xFFFF_FFFF)
     RETRY_LEAST,  # … to the next read of the slot, with that event between
     LOSS_FLOOR,  # records before this one are separated from now by a loss
     EPOCH,  # `Rpt.epoch_ticks`
-) = range(22)
-COUNTERS = 22
+    FIRST_READ,  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
+) = range(23)
+COUNTERS = 23
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
 # Columns of a page's statistics.
-P_MISSES, P_FAULTED, P_FIRST, P_LAST, P_RANGE, P_ENTRY, P_CANDIDATES, P_STORES, P_OTHER = range(9)
-PAGE_COLUMNS = 9
+(
+    P_MISSES,
+    P_FAULTED,
+    P_FIRST,  # time of the first read, -1 before there was one
+    P_LAST,
+    P_RANGE,
+    P_ENTRY,
+    P_CANDIDATES,
+    P_STORES,  # since the first read
+    P_EARLY,  # stores before that, of a page that a span before may have read
+    P_ORDER,  # reads of all pages before the first read
+    P_OTHER,  # page of the same line with other candidates: a ring; 0 where there is none
+) = range(11)
+PAGE_COLUMNS = 11
 
 GROUP = 128
 """Accesses that are looked at together."""
@@ -157,6 +170,7 @@ class _Config(NamedTuple):
     faults: bool
     entries: bool
     records: bool  # are wanted, not only counted
+    continued: bool  # there is a span before
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
 
@@ -516,6 +530,17 @@ def _known_reads(
 
 
 @jit
+def _number(slot: Integer, range_: Integer, numbers: U32, pages: I64, count: I64) -> Integer:
+    """Give the page of a slot the next number."""
+    count[N_PAGES] += 1
+    number = count[N_PAGES]
+    numbers[slot] = number
+    pages[number, P_RANGE] = range_
+    pages[number, P_ENTRY] = slot % ENTRIES
+    return number
+
+
+@jit
 def _replay(
     time: U64,
     address: U64,
@@ -557,7 +582,7 @@ def _replay(
 
     for first in range(start, stop, GROUP):
         end = min(first + GROUP, stop)
-        if grouped and pmd_line < 0 and _known_reads(
+        if grouped and pmd_line < 0 and n_output > 0 and _known_reads(
             time, address, write, first, end, next_timed, base, size, in_line, leaf_slots,
             known, slots, pages_read,
         ):  # fmt: skip
@@ -601,13 +626,19 @@ def _replay(
                     count[STORES_UNOWNED] += 1
                 else:
                     _store(t.store_level[page], slot, line, state, t.pending, mapped)
-                    if numbers[slot] and t.level[page]:
-                        pages[numbers[slot], P_STORES] += 1
+                    if level and config.continued and numbers[slot] == 0:
+                        number = _number(slot, t.range_of_frame[frame], numbers, pages, count)
+                        pages[number, P_FIRST] = -1
+                    if numbers[slot] and level:
+                        early = pages[numbers[slot], P_FIRST] < 0
+                        pages[numbers[slot], P_EARLY if early else P_STORES] += 1
                 continue
 
             if level == 1:
                 empty = state[slot] == EMPTY
                 kind = FAULT if empty else MISS
+                if n_output == 0:
+                    count[FIRST_READ] = (parent_slots[frame] & -line) + 1
                 if pmd_line < 0:
                     lone_reads += 1
                 else:
@@ -619,6 +650,8 @@ def _replay(
                     following = _NO_ADDRESS if write[i + 1] else address[i + 1]
                     gap = np.int64(time[i + 1] - now)
                 kind, empty, goes_on = _pmd_kind(slot, gap, following, t, count, config)
+                if n_output == 0:
+                    count[FIRST_READ] = -1
                 count[WALKS_BROKEN] += pmd_line >= 0
                 count[WALKS_WHOLE] += not goes_on
                 pmd_line = slot if goes_on else -1
@@ -630,12 +663,11 @@ def _replay(
 
             number = np.int64(numbers[slot])
             if number == 0:
-                count[N_PAGES] += 1
-                number = count[N_PAGES]
-                numbers[slot] = number
+                number = _number(slot, t.range_of_frame[frame], numbers, pages, count)
+                pages[number, P_FIRST] = -1
+            if pages[number, P_FIRST] < 0:
                 pages[number, P_FIRST] = now
-                pages[number, P_RANGE] = t.range_of_frame[frame]
-                pages[number, P_ENTRY] = slot % ENTRIES
+                pages[number, P_ORDER] = n_output
             if line > 1 and kind == MISS and (entries or level == 2):
                 bits = _candidates(slot, line, level, state, mapped)
                 if bits != pages[number, P_CANDIDATES]:
@@ -643,8 +675,12 @@ def _replay(
                     if last[slot]:
                         pages[number, P_LAST] = np.int64(epoch + last[slot])
                     misses[slot] = 0
+                    used = count[N_PAGES]
                     number = _of_candidates(number, bits, now, pages, count)
                     numbers[slot] = number
+                    if count[N_PAGES] > used:
+                        pages[number, P_ORDER] = n_output
+                        pages[number, P_EARLY] = 0
             last[slot] = now - epoch
 
             at = n_output - first_output
@@ -695,123 +731,202 @@ class Replay:
     doubts: list[tuple[int, int]]
 
 
-def replay(
-    session: Session,
-    reader: Reader,
-    log: KernelLog,
-    placement: markers.Placement,
-    clock: Clock,
-    sink: Callable[[Records], None] | None,
-    *,
-    faults: bool,
-    entries: bool,
-    started: bool = True,
-    stopped: bool = True,
-    losses: tuple[int, ...] = (),
-    progress: Progress = no_progress,
-) -> Replay:
-    """Classify every access and hand the reads on to `sink`, in bus order.
+@dataclass(frozen=True)
+class Span:
+    """A part of the stream that is replayed alone: see `ptat_parser.spans`.
 
-    The arrays that `sink` gets hold until it returns; without one, reads are only counted.
-    `faults`, `entries`: these events were recorded, and may be relied on. `started`, `stopped`:
-    the stream begins and ends with the recording, nothing is missing there. `losses`: positions
-    of accesses before which kernel events were lost.
+    Blocks ``first_block … end_block``; the number of the first access; the time of the first
+    access, and of the first one after, None at the end of the stream; address and time of the
+    latter if it is a read.
     """
-    region = session.region
-    rpt = Rpt(region.base, region.size_bytes)
-    config = _Config(
-        np.uint64(region.base),
-        np.uint64(region.size_bytes),
-        np.uint64(region.marker_slots * region.marker_stride_bytes),
-        session.board.granularity_bytes // 8,
-        faults,
-        entries and session.board.granularity_bytes > 8,
-        sink is not None,
-        int(session.channel.tick_hz * PATIENCE_S),
-        np.uint64(session.channel.tick_hz * HOLD_S),
-    )
-    timed = _timed_events(log, rpt, clock, config)
-    events = list(map(TableEvent._make, log.tables.tolist()))
-    ticks = clock.to_ticks(log.tables["time"])
-    for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
-        rpt.apply(events[i], int(ticks[i]))
-    schedule = _Schedule(placement, ticks, started, losses)
 
-    count = np.zeros(COUNTERS, np.int64)
-    count[WALK_PMD] = -1
-    count[LAG_LEAST] = count[RETRY_LEAST] = LEAST_UNKNOWN
-    pages = np.zeros((1 << 16, PAGE_COLUMNS), np.int64)
-    examples = np.zeros((EXAMPLES, 3), np.uint64)
-    keep = faults or sink is not None
-    out = _output(0)
-    done_accesses = 0
-    done_blocks = 0
-    held_back = HELD_BACK if faults else 0
+    number: int
+    first_block: int
+    end_block: int
+    first_access: int = 0
+    start_ticks: int = 0
+    end_ticks: int | None = None
+    after: tuple[int, int] | None = None
 
-    def apply(event: TableEvent, at_ticks: int) -> None:
-        if event.kind == kernel_log.TABLE_ALLOC:
-            frame = rpt.slot(event.pa) // ENTRIES
-            _match_frame(frame, rpt.tables, out, timed, pages, count, config)
-        elif event.kind == kernel_log.TABLE_MOVE:
-            _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
-        rpt.apply(event, at_ticks)
 
-    def lose() -> None:
-        _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
-        count[LOSS_FLOOR] = count[N_OUTPUT]
+class Replayer:
+    """Classifies every access of a stream.
+
+    `stores`: those that `placement` is about; `faults`, `entries`: these events were recorded, and
+    may be relied on; `started`, `stopped`: the stream begins and ends with the recording, nothing
+    is missing there; `losses`: positions of accesses before which kernel events were lost.
+
+    The reverse page table (`rpt`) and how far the table events are applied go on from span to
+    span; nothing else does.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        log: KernelLog,
+        placement: markers.Placement,
+        clock: Clock,
+        *,
+        faults: bool,
+        entries: bool,
+        started: bool = True,
+        stopped: bool = True,
+        losses: tuple[int, ...] = (),
+    ) -> None:
+        region = session.region
+        self.rpt = Rpt(region.base, region.size_bytes)
+        self._config = _Config(
+            np.uint64(region.base),
+            np.uint64(region.size_bytes),
+            np.uint64(region.marker_slots * region.marker_stride_bytes),
+            session.board.granularity_bytes // 8,
+            faults,
+            entries and session.board.granularity_bytes > 8,
+            False,
+            False,
+            int(session.channel.tick_hz * PATIENCE_S),
+            np.uint64(session.channel.tick_hz * HOLD_S),
+        )
+        self._timed = _timed_events(log, self.rpt, clock, self._config)
+        self._events = list(map(TableEvent._make, log.tables.tolist()))
+        self._ticks = clock.to_ticks(log.tables["time"])
+        for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
+            self.rpt.apply(self._events[i], int(self._ticks[i]))
+        self._schedule = _Schedule(placement, self._ticks, started, losses)
+        self._stopped = stopped
+
+    @property
+    def fault_ticks(self) -> U64:
+        """When there were fault events, sorted."""
+        ticks: U64 = self._timed.time[self._timed.kind == kernel_log.FAULT]
+        return ticks
+
+    def checkpoint(self) -> tuple[Rpt, _Schedule]:
+        """What goes on from span to span, to be handed to `resume`."""
+        return self.rpt, self._schedule
+
+    def resume(self, checkpoint: tuple[Rpt, _Schedule]) -> None:
+        """Go on from a checkpoint."""
+        self.rpt, self._schedule = checkpoint
+
+    def skip(self, reader: Reader, span: Span) -> None:
+        """Go past a span, doing what its stores and table events do only."""
+        entries = self._timed.kind != kernel_log.FAULT
+        timed = _Timed(*(column[entries] for column in self._timed))
+        self._run(reader, span, None, self._config._replace(faults=False), timed, no_progress, True)
+
+    def run(
+        self,
+        reader: Reader,
+        span: Span,
+        sink: Callable[[Records], None] | None,
+        progress: Progress = no_progress,
+    ) -> Replay:
+        """Classify the accesses of a span and hand the reads on to `sink`, in bus order.
+
+        The arrays that `sink` gets hold until it returns; without one, reads are only counted.
+        """
+        config = self._config._replace(records=sink is not None, continued=span.number > 0)
+        return self._run(reader, span, sink, config, self._timed, progress, False)
+
+    def _run(
+        self,
+        reader: Reader,
+        span: Span,
+        sink: Callable[[Records], None] | None,
+        config: _Config,
+        timed: _Timed,
+        progress: Progress,
+        stores_only: bool,
+    ) -> Replay:
+        rpt, schedule, events, ticks = self.rpt, self._schedule, self._events, self._ticks
+        rpt.restart()
+        count = np.zeros(COUNTERS, np.int64)
         count[WALK_PMD] = -1
-        rpt.after_loss()
+        count[LAG_LEAST] = count[RETRY_LEAST] = LEAST_UNKNOWN
+        if span.number:
+            count[NEXT_TIMED] = np.searchsorted(timed.time, np.uint64(span.start_ticks))
+        first_timed = int(count[NEXT_TIMED])
+        count[NEXT_HELD] = first_timed
+        pages = np.zeros((1 << 16, PAGE_COLUMNS), np.int64)
+        examples = np.zeros((EXAMPLES, 3), np.uint64)
+        keep = config.faults or sink is not None
+        out = _output(0)
+        done_accesses = span.first_access
+        done_blocks = span.first_block
+        held_back = HELD_BACK if config.faults else 0
 
-    for chunk, after, after_ticks in _with_next(reader):
-        accesses = chunk.time.size
-        if count[N_PAGES] + accesses >= len(pages):
-            pages = np.concatenate(
-                [pages, np.zeros((len(pages) + accesses, PAGE_COLUMNS), np.int64)]
-            )
-        if keep:
-            out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
-        start = 0
-        steps = schedule.within(chunk, done_accesses)
-        for position, event in [*steps, (accesses, _NOTHING)]:
-            while start < position:
-                stop = _before_epochs_end(chunk.time, start, position, rpt.epoch_ticks)
-                _replay(chunk.time, chunk.address, chunk.write, start, stop, after, after_ticks,
-                        rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
-                start = stop
-                if start < position:
-                    _add(pages, rpt.all_counts())
-                    rpt.epoch_ticks = int(chunk.time[start])
-                    count[EPOCH] = rpt.epoch_ticks
-            if event == _LOSS:
-                lose()
-            elif event != _NOTHING:
-                at = int(chunk.time[position]) if position < accesses else int(ticks[event])
-                apply(events[event], at)
-        _add(pages, rpt.counts())
-        done_accesses += accesses
-        done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
-        progress("replaying", done_blocks, reader.blocks)
-    if schedule.lost or not stopped:
-        lose()
-    for event in schedule.rest():
-        _timed_until(ticks[event], rpt.tables, out, timed, pages, count, config)
-        apply(events[event], int(ticks[event]))
-    _timed_until(_NEVER, rpt.tables, out, timed, pages, count, config)
-    if sink is not None:
-        _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
-    _add(pages, rpt.all_counts())
-    shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
-    return Replay(
-        rpt,
-        pages[1 : count[N_PAGES] + 1],
-        count,
-        [(at, address, REASONS[reason]) for at, address, reason in shown],
-        _doubts(timed),
-    )
+        def apply(event: TableEvent, at_ticks: int) -> None:
+            if event.kind == kernel_log.TABLE_ALLOC:
+                frame = rpt.slot(event.pa) // ENTRIES
+                _match_frame(frame, rpt.tables, out, timed, pages, count, config)
+            elif event.kind == kernel_log.TABLE_MOVE:
+                _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+            rpt.apply(event, at_ticks)
+
+        def lose() -> None:
+            _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+            count[LOSS_FLOOR] = count[N_OUTPUT]
+            count[WALK_PMD] = -1
+            rpt.after_loss()
+
+        for chunk, after, after_ticks in _with_next(reader, span.after):
+            steps = schedule.within(chunk, done_accesses)
+            done_accesses += chunk.time.size
+            at = [int(chunk.time[position]) for position, _ in steps]
+            if stores_only:
+                rows = np.flatnonzero(chunk.write)
+                steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
+                chunk = Chunk(chunk.time[rows], chunk.address[rows], chunk.write[rows])
+            accesses = chunk.time.size
+            if count[N_PAGES] + accesses >= len(pages):
+                more = np.zeros((len(pages) + accesses, PAGE_COLUMNS), np.int64)
+                pages = np.concatenate([pages, more])
+            if keep:
+                out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
+            start = 0
+            for (position, event), at_ticks in zip(
+                [*steps, (accesses, _NOTHING)], [*at, 0], strict=True
+            ):
+                while start < position:
+                    stop = _before_epochs_end(chunk.time, start, position, rpt.epoch_ticks)
+                    _replay(chunk.time, chunk.address, chunk.write, start, stop, after, after_ticks,
+                            rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
+                    start = stop
+                    if start < position:
+                        _add(pages, rpt.all_counts())
+                        rpt.epoch_ticks = int(chunk.time[start])
+                        count[EPOCH] = rpt.epoch_ticks
+                if event == _LOSS:
+                    lose()
+                elif event != _NOTHING:
+                    apply(events[event], at_ticks)
+            _add(pages, rpt.counts())
+            done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
+            progress("replaying", done_blocks, span.end_block)
+        end_ticks = _NEVER if span.end_ticks is None else np.uint64(span.end_ticks)
+        if span.end_ticks is None and (schedule.lost or not self._stopped):
+            lose()
+        for event in schedule.rest(end_ticks):
+            _timed_until(ticks[event], rpt.tables, out, timed, pages, count, config)
+            apply(events[event], int(ticks[event]))
+        _timed_until(end_ticks, rpt.tables, out, timed, pages, count, config)
+        _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+        if sink is not None:
+            _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
+        _add(pages, rpt.all_counts())
+        shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
+        return Replay(
+            rpt,
+            pages[1 : count[N_PAGES] + 1],
+            count,
+            [(at, address, REASONS[reason]) for at, address, reason in shown],
+            _doubts(timed, first_timed, int(count[NEXT_TIMED])),
+        )
 
 
-def _doubts(timed: _Timed) -> list[tuple[int, int]]:
-    rows = np.flatnonzero(timed.doubt_ticks)
+def _doubts(timed: _Timed, first: int, end: int) -> list[tuple[int, int]]:
+    rows = first + np.flatnonzero(timed.doubt_ticks[first:end])
     return list(zip(timed.doubt_ticks[rows].tolist(), timed.time[rows].tolist(), strict=True))
 
 
@@ -866,14 +981,21 @@ class _Schedule:
         self._next_placed = end
         return sorted(steps, key=lambda step: step[0])
 
-    def rest(self) -> list[int]:
-        """Events after the last access."""
-        late: list[int] = self._late[self._next_late :].tolist()
+    def rest(self, end_ticks: Integer) -> list[int]:
+        """Events after the last access, before `end_ticks`."""
+        end = int(np.searchsorted(self._late_ticks, end_ticks))
+        late: list[int] = self._late[self._next_late : end].tolist()
+        self._next_late = max(end, self._next_late)
         return late
 
 
-def _with_next(reader: Reader) -> Iterator[tuple[Chunk, np.uint64, int]]:
-    """Chunks, each with the address that is read right after it, and when."""
+def _with_next(
+    reader: Reader, last: tuple[int, int] | None
+) -> Iterator[tuple[Chunk, np.uint64, int]]:
+    """Chunks, each with the address that is read right after it, and when.
+
+    `last` is that of the last one.
+    """
     previous: Chunk | None = None
     for chunk in reader:
         if previous is not None:
@@ -884,7 +1006,8 @@ def _with_next(reader: Reader) -> Iterator[tuple[Chunk, np.uint64, int]]:
                 yield previous, _NO_ADDRESS, 0
         previous = chunk
     if previous is not None:
-        yield previous, _NO_ADDRESS, 0
+        address, ticks = last or (int(_NO_ADDRESS), 0)
+        yield previous, np.uint64(address), ticks
 
 
 def _before_epochs_end(time: U64, start: int, stop: int, epoch_ticks: int) -> int:

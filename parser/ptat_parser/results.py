@@ -8,15 +8,12 @@ for time_ns, page in results.misses():
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ptat_parser import clock, gaps, kernel_log, markers, wire
+from ptat_parser import clock, cluster, gaps, kernel_log, markers, spans, wire
 from ptat_parser import replay as replaying
 from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
@@ -32,7 +29,7 @@ from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
-from ptat_parser.replay import Records, Replay, replay
+from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
 from ptat_parser.survey import Progress, Survey, no_progress, survey
@@ -40,11 +37,8 @@ from ptat_parser.survey import Progress, Survey, no_progress, survey
 FORMAT = "ptat-results"
 VERSION = 1
 
-PART_ROWS = 1 << 26
-"""Rows of one Parquet file."""
-
 GROUP_ROWS = 1 << 20
-"""Rows of one row group, written at a time."""
+"""Rows of one row group."""
 
 KIND_FAULT = replaying.FAULT
 KIND_PMD_READ = replaying.PMD_READ
@@ -95,13 +89,16 @@ def parse(
     *,
     salvage: bool = False,
     counts_only: bool = False,
+    workers: int = 1,
+    address: str | None = None,
     progress: Progress = no_progress,
 ) -> Results:
     """Parse a session and write its ``results/``, replacing older ones.
 
     `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
-    only ``pages.parquet`` and ``summary.json``. Raises `PtatError` where the input is missing or
-    damaged, or the disk full.
+    only ``pages.parquet`` and ``summary.json``. `workers` processes, or the workers of the Dask
+    cluster whose scheduler is at `address`, share the work, which makes no difference to what is
+    written. Raises `PtatError` where the input is missing or damaged, or the disk full.
     """
     session = Session(directory)
     unfinished = directory / "results.new"
@@ -109,7 +106,7 @@ def parse(
         if unfinished.exists():
             shutil.rmtree(unfinished)
         unfinished.mkdir()
-        summary = _parse_into(unfinished, session, salvage, counts_only, progress)
+        summary = _parse_into(unfinished, session, salvage, counts_only, workers, address, progress)
         if session.results_path.exists():
             shutil.rmtree(session.results_path)
         unfinished.rename(session.results_path)
@@ -147,7 +144,13 @@ def load(directory: Path, *, progress: Progress = no_progress) -> Results:
 
 
 def _parse_into(
-    directory: Path, session: Session, salvage: bool, counts_only: bool, progress: Progress
+    directory: Path,
+    session: Session,
+    salvage: bool,
+    counts_only: bool,
+    workers: int,
+    address: str | None,
+    progress: Progress,
 ) -> dict[str, Any]:
     session.check_files()
     log = kernel_log.read_kernel_log(session.kernel_path)
@@ -183,22 +186,31 @@ def _parse_into(
     # Narrowing by entries that are mapped is only right if none of their events is missing.
     entries = events.issuperset(ENTRY_EVENTS) and not log.lost_events
 
-    with contextlib.ExitStack() as stack:
-        writer = None if counts_only else stack.enter_context(_Writer(directory, fitted))
-        done = replay(
-            session,
-            reader,
-            log,
-            placement,
-            fitted,
-            writer.write if writer else None,
-            faults=faults,
-            entries=entries,
-            started=found.started,
-            stopped=found.stopped,
-            losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
-            progress=progress,
-        )
+    replayer = Replayer(
+        session,
+        log,
+        placement,
+        fitted,
+        faults=faults,
+        entries=entries,
+        started=found.started,
+        stopped=found.stopped,
+        losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
+    )
+    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz)
+    starts = [span.first_access for span in cut]
+    make_output: spans.MakeOutput = _make_nothing
+    if not counts_only:
+        for name in ("misses", "other"):
+            (directory / name).mkdir()
+        accesses = np.diff([*starts, found.accesses]).tolist()
+        make_output = _MakeOutput(directory, fitted, accesses)
+    if address:
+        done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
+    elif workers > 1:
+        done = spans.replay_in_processes(workers, replayer, reader, cut, make_output, progress)
+    else:
+        done = spans.replay_here(replayer, reader, cut, make_output, progress)
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
     pq.write_table(pages, directory / "pages.parquet", compression="zstd")
     summary = _summary(session, found, log, placement, fitted, done, pages, faults)
@@ -206,59 +218,16 @@ def _parse_into(
     return summary
 
 
+def _make_nothing(_: Span) -> None:
+    """Counts need no output."""
+
+
 class _Columns(NamedTuple):
-    """Room for the rows of a row group; misses have no kind."""
+    """Rows of a file; misses have no kind."""
 
     time: npt.NDArray[np.int64]
     page: npt.NDArray[np.uint32]
     kind: npt.NDArray[np.uint8]
-
-
-class _Writer:
-    """Writes records to Parquet in a thread of its own, in bounded memory."""
-
-    def __init__(self, directory: Path, fitted: Clock) -> None:
-        self._clock = fitted
-        self._pool = ThreadPoolExecutor(1)
-        self._misses = _Parts(directory / "misses", _MISSES, self._pool)
-        self._others = _Parts(directory / "other", _OTHERS, self._pool)
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def write(self, records: Records) -> None:
-        """Take records over; waits while too many are not yet written."""
-        misses, others = self._misses, self._others
-        time_ns = self._clock.to_ns(records.time)
-        start = 0
-        while start < time_ns.size:
-            start, misses.rows, others.rows = _split(
-                time_ns, records.page, records.kind, start,
-                misses.columns, misses.rows, others.columns, others.rows,
-            )  # fmt: skip
-            for parts in (misses, others):
-                if parts.rows == GROUP_ROWS:
-                    parts.flush()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        whole = False
-        try:
-            if error is None:
-                for parts in (self._misses, self._others):
-                    parts.flush()
-                    parts.wait()
-                whole = True
-        finally:
-            self._pool.shutdown()
-            # Files that could not be written cannot be finished either: the first error counts.
-            with contextlib.nullcontext() if whole else contextlib.suppress(Exception):
-                self._misses.close()
-                self._others.close()
 
 
 @jit
@@ -266,19 +235,13 @@ def _split(
     time: npt.NDArray[np.int64],
     page: npt.NDArray[np.uint32],
     kind: npt.NDArray[np.uint8],
-    start: Integer,
     miss: _Columns,
     misses: Integer,
     other: _Columns,
     others: Integer,
-) -> tuple[Integer, Integer, Integer]:
-    """Append records from `start` on to the columns of their kind, until one is full.
-
-    Returns how far it came and the rows now used of both.
-    """
-    for i in range(start, time.size):
-        if misses == miss.time.size or others == other.time.size:
-            return i, misses, others
+) -> tuple[Integer, Integer]:
+    """Append records to the columns of their kind; return the rows now used of both."""
+    for i in range(time.size):
         if kind[i] == replaying.MISS:
             miss.time[misses] = time[i]
             miss.page[misses] = page[i]
@@ -288,7 +251,7 @@ def _split(
             other.page[others] = page[i]
             other.kind[others] = kind[i]
             others += 1
-    return time.size, misses, others
+    return misses, others
 
 
 def _schema(**types: pa.DataType) -> pa.Schema:
@@ -299,76 +262,70 @@ _MISSES = _schema(time=pa.int64(), page=pa.uint32())
 _OTHERS = _schema(time=pa.int64(), page=pa.uint32(), kind=pa.uint8())
 
 
-class _Parts:
-    """A directory of Parquet files of at most `PART_ROWS` rows, one schema.
+@dataclass(frozen=True)
+class _MakeOutput:
+    """Makes the files of a span in `directory`; `accesses` of each span are at most so many."""
 
-    `columns` are filled by the owner, up to `rows`; `flush` writes them as a row group while the
-    owner fills others.
-    """
+    directory: Path
+    fitted: Clock
+    accesses: list[int]
 
-    def __init__(self, directory: Path, schema: pa.Schema, pool: ThreadPoolExecutor) -> None:
-        directory.mkdir()
+    def __call__(self, span: Span) -> _Output:
+        return _Output(self.directory, span.number, self.fitted, self.accesses[span.number])
+
+
+class _Output:
+    """The misses and other records of a span, held in columns and written as Parquet."""
+
+    def __init__(self, directory: Path, number: int, fitted: Clock, accesses: int) -> None:
         self._directory = directory
-        self._schema = schema
-        self._pool = pool
-        self._pending: Future[None] | None = None
-        self.columns, self._spare = (
+        self._number = number
+        self._clock = fitted
+        # Memory that is never touched costs nothing.
+        self._misses, self._others = (
             _Columns(
-                np.empty(GROUP_ROWS, np.int64),
-                np.empty(GROUP_ROWS, np.uint32),
-                np.empty(GROUP_ROWS if "kind" in schema.names else 0, np.uint8),
+                np.empty(accesses, np.int64), np.empty(accesses, np.uint32),
+                np.empty(accesses, np.uint8),
             )
             for _ in range(2)
-        )
-        self.rows = 0
-        self._number = 0
-        self._rows_of_part = 0
-        self._open()
+        )  # fmt: skip
+        self._miss_rows = self._other_rows = 0
 
-    def flush(self) -> None:
-        """Write the columns, in the pool; wait until those before are written."""
-        self.wait()
-        if self.rows:
-            columns = self.columns[: len(self._schema)]
-            filled = [column[: self.rows] for column in columns]
-            self._pending = self._pool.submit(self.write, filled)
-            self.columns, self._spare = self._spare, self.columns
-            self.rows = 0
+    def add(self, records: Records) -> None:
+        """Take records over."""
+        self._miss_rows, self._other_rows = _split(
+            self._clock.to_ns(records.time), records.page, records.kind,
+            self._misses, self._miss_rows, self._others, self._other_rows,
+        )  # fmt: skip
 
-    def write(self, columns: list[npt.NDArray[Any]]) -> None:
-        """Append rows, a row group of their own."""
-        if self._rows_of_part >= PART_ROWS:
-            self._file.close()
-            self._number += 1
-            self._rows_of_part = 0
-            self._open()
-        arrays = [pa.array(column) for column in columns]
-        self._file.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
-        self._rows_of_part += columns[0].size
+    def write(self, numbers: npt.NDArray[np.uint32]) -> None:
+        """Write them, with the numbers that the span's pages have in the whole."""
+        for name, schema, columns, rows in (
+            ("misses", _MISSES, self._misses, self._miss_rows),
+            ("other", _OTHERS, self._others, self._other_rows),
+        ):
+            path = self._directory / name / f"part-{self._number:05}.parquet"
+            with _parquet(path, schema) as file:
+                for start in range(0, rows, GROUP_ROWS):
+                    part = slice(start, min(start + GROUP_ROWS, rows))
+                    arrays = [columns.time[part], numbers[columns.page[part]], columns.kind[part]]
+                    table = [pa.array(array) for array in arrays[: len(schema)]]
+                    file.write_table(pa.Table.from_arrays(table, schema=schema))
 
-    def close(self) -> None:
-        """Finish the last file."""
-        self._file.close()
 
-    def wait(self) -> None:
-        """Wait until what was flushed is written."""
-        pending, self._pending = self._pending, None
-        if pending:
-            pending.result()
-
-    def _open(self) -> None:
-        # Times grow slowly: differences. Page numbers: equal bytes side by side compress.
-        encoding = {"time": "DELTA_BINARY_PACKED", "page": "BYTE_STREAM_SPLIT", "kind": "PLAIN"}
-        names = self._schema.names
-        self._file = pq.ParquetWriter(
-            self._directory / f"part-{self._number:05}.parquet",
-            self._schema,
-            use_dictionary=False,
-            column_encoding={name: encoding[name] for name in names},
-            compression={name: "NONE" if name == "time" else "ZSTD" for name in names},
-            compression_level={name: 1 for name in names if name != "time"},
-            write_statistics=["time"],
-        )
+def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    # Times grow slowly: differences. Page numbers: equal bytes side by side compress.
+    encoding = {"time": "DELTA_BINARY_PACKED", "page": "BYTE_STREAM_SPLIT", "kind": "PLAIN"}
+    names = schema.names
+    return pq.ParquetWriter(
+        path,
+        schema,
+        use_dictionary=False,
+        column_encoding={name: encoding[name] for name in names},
+        compression={name: "NONE" if name == "time" else "ZSTD" for name in names},
+        compression_level={name: 1 for name in names if name != "time"},
+        write_statistics=["time"],
+    )
 
 
 def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:

@@ -366,6 +366,19 @@ class Rpt:
         self._frame_of_range[range_] = frame
         self.tables.range_of_frame[frame] = range_
 
+    def restart(self) -> None:
+        """Forget what reads left behind: numbers of pages, counts, faults that are owed."""
+        t = self.tables
+        for array in (t.each_read, t.page, t.owed, t.owed_ticks):
+            array[:] = np.zeros((), array.dtype)
+        self._parked.clear()
+        self._retired.clear()
+        self.epoch_ticks = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        self.tables = self.tables._replace(**_columns(self.tables.each_read))
+
     def counts(self) -> list[Counts]:
         """What was counted since the last call of slots that are now of other pages."""
         retired, self._retired = self._retired, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,15 @@ class Losses:
         self.spans.append((since_ticks, until_ticks))
 
 
+class FirstAccess(NamedTuple):
+    """The first access of a chunk: its number in the stream, and what it is."""
+
+    number: int
+    ticks: int
+    address: int
+    write: int
+
+
 @dataclass
 class Survey:
     """What the stream holds. Times in ticks."""
@@ -65,6 +75,7 @@ class Survey:
     decode_errors: int = 0
     decoded_ticks: int = 0  # time of the last decode error
     sampled_one_in: int = 1
+    chunks: list[FirstAccess | None] = field(default_factory=list)  # of the reader
 
 
 def survey(reader: Reader, region: Region, progress: Progress = no_progress) -> Survey:
@@ -94,6 +105,8 @@ def survey(reader: Reader, region: Region, progress: Progress = no_progress) -> 
         lost_before[0] |= loss_pending
         loss_pending = bool(lost_before[-1])
         after_loss.append(lost_before[:-1])
+        first = next(zip(chunk.time, chunk.address, chunk.write, strict=True), None)
+        found.chunks.append(FirstAccess(found.accesses, *map(int, first)) if first else None)
         _count(chunk, found)
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
         progress("reading", done_blocks, reader.blocks)

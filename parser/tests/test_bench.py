@@ -14,6 +14,14 @@ def test_bench_explains_what_it_made():
     figures = json.loads(output.stdout.splitlines()[-1])
     # Twice in the run, 512 pages were touched again: a walk that faults and one that does not.
     assert figures["misses"] == 300_000 + 2 * 512
-    for name in ("streaming", "counts_only", "to_parquet", "duckdb", "polars", "numpy"):
+    for name in (
+        "streaming",
+        "counts_only",
+        "to_parquet",
+        "workers_2",
+        "duckdb",
+        "polars",
+        "numpy",
+    ):
         assert figures[name] > 0
     assert 1 < figures["bytes_per_record"] < 8

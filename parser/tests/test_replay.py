@@ -34,11 +34,12 @@ def replay(path, chunk_blocks: int = 64):
         session.kernel.tsc_hz,
     )
     parts = []
-    done = replaying.replay(
-        session, reader, log, placement, fitted,
+    replayer = replaying.Replayer(session, log, placement, fitted, faults=True, entries=False)
+    done = replayer.run(
+        reader,
+        replaying.Span(0, 0, reader.blocks),
         lambda records: parts.append([column.copy() for column in records]),
-        faults=True, entries=False,
-    )  # fmt: skip
+    )
     records = [row for part in parts for row in zip(*(c.tolist() for c in part), strict=True)]
     mms = [mm.id for mm in done.rpt.mms]
     rows = []

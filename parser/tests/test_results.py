@@ -74,8 +74,8 @@ def test_encodings(session):
 
 
 def test_parts(session, monkeypatch):
-    monkeypatch.setattr(results, "PART_ROWS", 100)
     monkeypatch.setattr(results, "GROUP_ROWS", 20)
+    monkeypatch.setattr(results.spans, "SPAN_ACCESSES", 500)
     monkeypatch.setattr(results.replaying, "HELD_BACK", 20)
     monkeypatch.setattr("ptat_parser.blocks.CHUNK_BLOCKS", 1)
     path = session(steps=2000)
@@ -271,16 +271,3 @@ def test_nothing_captured_but_markers(tmp_path):
     assert found.summary["totals"]["misses"] == 0
     assert list(found.misses()) == []
     assert len(found.pages()) == 0
-
-
-def test_full_disk_is_said_once(session, monkeypatch):
-    def write(parts, columns):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def close(parts):
-        raise pa.ArrowInvalid("Operation on closed file")
-
-    monkeypatch.setattr(results._Parts, "write", write)
-    monkeypatch.setattr(results._Parts, "close", close)
-    with pytest.raises(PtatError, match=r"cannot be written: .*No space left"):
-        parse(session(steps=200))

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Cuts a stream into spans that are replayed apart from each other, and joins what they give.
+
+What a span must know of those before it is which tables there are and which of their entries
+were stored to: a checkpoint of the reverse page table, which stores and table events alone
+bring about. So spans can be replayed anywhere and in any order. Fault events are matched with
+reads of their own span, so spans are cut where no fault is near; what is learned about the
+times between events and reads is learned anew in each.
+
+Where the cuts are follows from the capture alone, and pages are numbered in the order of the
+spans: the results are the same, byte by byte, whoever replays the spans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.process
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import replay as replaying
+from ptat_parser.blocks import BusReader
+from ptat_parser.errors import PtatError
+from ptat_parser.merge import Reader
+from ptat_parser.replay import Records, Replay, Replayer, Span
+from ptat_parser.rpt import ENTRIES, Rpt
+from ptat_parser.survey import FirstAccess, Progress, Survey, no_progress
+
+I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+
+SPAN_ACCESSES = 1 << 23
+"""About so many are in a span: its misses, 12 bytes each, are held until its pages have numbers."""
+
+QUIET_S = 1e-3
+"""So far from a fault event a cut should be."""
+
+ATTEMPTS = 3
+"""So often a span is begun again when the worker that had it died."""
+
+_ADDED = (
+    replaying.N_OUTPUT,
+    replaying.STORES,
+    replaying.STORES_UNOWNED,
+    replaying.UNEXPLAINED,
+    replaying.FAULTS_EMPTY,
+    replaying.FAULTS_MATCHED,
+    replaying.FAULTS_NO_LEAF,
+    replaying.FAULTS_UNMATCHED,
+    replaying.AMBIGUOUS,
+    replaying.WALKS_WHOLE,
+    replaying.WALKS_BROKEN,
+)
+
+
+def plan(reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float) -> list[Span]:
+    """The spans of a stream. One that is merged of several channels is not cut."""
+    ends = [0]
+    if isinstance(reader, BusReader):
+        ends += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz))
+    starts = [found.chunks[chunk] for chunk in ends]
+    spans = []
+    for number, (chunk, first, end, after) in enumerate(
+        zip(ends, starts, [*ends[1:], None], [*starts[1:], None], strict=True)
+    ):
+        spans.append(
+            Span(
+                number,
+                chunk * reader.chunk_blocks,
+                reader.blocks if end is None else end * reader.chunk_blocks,
+                first.number if first else 0,
+                first.ticks if first and number else 0,
+                after.ticks if after else None,
+                (after.address, after.ticks) if after and not after.write else None,
+            )
+        )
+    return spans
+
+
+def _cuts(chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int) -> list[int]:
+    """Chunks before which to cut."""
+    cuts = []
+    since = 0
+    best: tuple[int, int] | None = None  # distance to the nearest fault event, chunk
+    for number, first in enumerate(chunks):
+        if first is None or first.number < since + SPAN_ACCESSES:
+            continue
+        at = int(np.searchsorted(fault_ticks, np.uint64(first.ticks)))
+        near = fault_ticks[max(at - 1, 0) : at + 1].astype(np.int64) - first.ticks
+        distance = int(np.abs(near).min(initial=quiet_ticks))
+        best = max(best or (-1, 0), (distance, -number))
+        if distance >= quiet_ticks or first.number >= since + 3 * SPAN_ACCESSES // 2:
+            cuts.append(-best[1])
+            cut = chunks[cuts[-1]]
+            assert cut is not None
+            since, best = cut.number, None
+    return cuts
+
+
+class Joined:
+    """What the spans gave, joined in their order."""
+
+    def __init__(self) -> None:
+        self._spans = 0
+        self._counters = np.zeros(replaying.COUNTERS, np.int64)
+        self._unexplained: list[tuple[int, int, str]] = []
+        self._doubts: list[tuple[int, int]] = []
+        self._used = 0
+        self._rows = np.zeros((1 << 10, replaying.PAGE_COLUMNS), np.int64)
+        self._number_of = np.zeros((1 << 6, ENTRIES), np.uint32)  # of each range's entries, from 1
+        # Of lines whose misses stand for several pages: number by candidates, in order of use.
+        self._lines: dict[int, dict[int, int]] = {}
+
+    def add(self, part: Replay) -> U32:
+        """Join the next span; return the numbers that its pages have in the whole, from 0."""
+        pending = int(self._counters[replaying.WALK_PMD]) if self._spans else -1
+        first = int(part.counters[replaying.FIRST_READ])
+        for counter in _ADDED:
+            self._counters[counter] += part.counters[counter]
+        if pending >= 0 and first < 0:
+            self._counters[replaying.WALKS_BROKEN] += 1
+        elif pending >= 0 and first == pending + 1:  # a walk whose two reads the cut parts
+            self._counters[replaying.WALKS_WHOLE] += 1
+            self._counters[replaying.WALKS_BROKEN] -= 1
+        self._counters[replaying.WALK_PMD] = part.counters[replaying.WALK_PMD]
+        self._spans += 1
+        self._unexplained += part.unexplained[: replaying.EXAMPLES - len(self._unexplained)]
+        self._doubts += part.doubts
+        return self._add_pages(part.pages)
+
+    def _add_pages(self, pages: I64) -> U32:
+        ranges, entries = pages[:, replaying.P_RANGE], pages[:, replaying.P_ENTRY]
+        while len(self._number_of) <= ranges.max(initial=0):
+            self._number_of = np.concatenate([self._number_of, np.zeros_like(self._number_of)])
+        start = self._used
+        numbers = np.full(len(pages), -1, np.int64)
+
+        # Most pages are all there is of a line, or of what is known of it.
+        bits = pages[:, replaying.P_CANDIDATES]
+        key = ranges * ENTRIES + entries
+        in_order = np.argsort(pages[:, replaying.P_ORDER], kind="stable")
+        lines = np.isin(key, key[bits != 0]) | np.isin(key, list(self._lines))
+        read = pages[:, replaying.P_FIRST] >= 0
+        new = in_order[(read & ~lines & (self._number_of[ranges, entries] == 0))[in_order]]
+        _, once = np.unique(key[new], return_index=True)
+        new = new[np.sort(once)]
+        self._number_of[ranges[new], entries[new]] = np.arange(start + 1, start + new.size + 1)
+        self._append(pages[new])
+        single = np.flatnonzero(~lines)
+        numbers[single] = self._number_of[ranges[single], entries[single]].astype(np.int64) - 1
+        for row in in_order[lines[in_order]].tolist():
+            if read[row] or int(key[row]) in self._lines:
+                numbers[row] = self._of_line(int(key[row]), int(bits[row]), pages[row : row + 1])
+
+        known = np.flatnonzero(numbers >= 0)
+        of = numbers[known]
+        for column in (replaying.P_MISSES, replaying.P_FAULTED, replaying.P_STORES):
+            np.add.at(self._rows[:, column], of, pages[known, column])
+        before = known[of < start]
+        np.add.at(
+            self._rows[:, replaying.P_STORES], numbers[before], pages[before, replaying.P_EARLY]
+        )
+        np.maximum.at(self._rows[:, replaying.P_LAST], of, pages[known, replaying.P_LAST])
+        return numbers.astype(np.uint32)
+
+    def _of_line(self, key: int, bits: int, row: I64) -> int:
+        """Number of the page of a line that stands for these candidates; 0: not known which."""
+        line = self._lines.get(key)
+        if line is None:
+            number = int(self._number_of[key // ENTRIES, key % ENTRIES])
+            line = self._lines[key] = {0: number - 1} if number else {}
+        if bits == 0 and line:
+            return next(reversed(line.values()))
+        if bits not in line:
+            if 0 in line:  # the first of its misses tells
+                line[bits] = line.pop(0)
+                self._rows[line[bits], replaying.P_CANDIDATES] = bits
+            else:
+                line[bits] = self._used
+                self._append(row)
+        return line[bits]
+
+    def _append(self, pages: I64) -> None:
+        start, self._used = self._used, self._used + len(pages)
+        while len(self._rows) < self._used:
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        for column in (
+            replaying.P_FIRST,
+            replaying.P_RANGE,
+            replaying.P_ENTRY,
+            replaying.P_CANDIDATES,
+        ):
+            self._rows[start : self._used, column] = pages[:, column]
+
+    def whole(self, rpt: Rpt) -> Replay:
+        """All of it, as one replay gives it."""
+        rows = self._rows[: self._used]
+        return Replay(rpt, rows, self._counters, self._unexplained, self._doubts)
+
+
+class Output(Protocol):
+    """Where the records of one span go."""
+
+    def add(self, records: Records) -> None:
+        """Take records over; their arrays hold until this returns."""
+
+    def write(self, numbers: U32) -> None:
+        """Write them, with the numbers that the span's pages have in the whole."""
+
+
+MakeOutput = Callable[[Span], Output | None]
+"""Makes the output of a span; None: nothing is written. Is sent to workers."""
+
+
+def replay_here(
+    replayer: Replayer,
+    reader: Reader,
+    spans: list[Span],
+    make_output: MakeOutput,
+    progress: Progress = no_progress,
+) -> Replay:
+    """Replay the spans one after the other, writing one while the next is replayed."""
+    joined = Joined()
+    with ThreadPoolExecutor(1) as pool:
+        writing: Future[None] | None = None
+        for span in spans:
+            output = make_output(span)
+            part = replayer.run(
+                _part(reader, spans, span), span, output.add if output else None, progress
+            )
+            numbers = joined.add(part)
+            if writing:
+                writing.result()
+            writing = pool.submit(output.write, numbers) if output else None
+        if writing:
+            writing.result()
+    return joined.whole(replayer.rpt)
+
+
+def _part(reader: Reader, spans: list[Span], span: Span) -> Reader:
+    if len(spans) == 1 or not isinstance(reader, BusReader):
+        return reader
+    return reader.part(span.first_block, span.end_block)
+
+
+# Worker processes ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """A span to be replayed. `content` is what a worker is sent; `numbers`, what it gets then."""
+
+    number: int
+    content: bytes
+    attempts: int = 0
+    numbers: U32 | None = None
+
+
+def replay_in_processes(
+    workers: int,
+    replayer: Replayer,
+    reader: Reader,
+    spans: list[Span],
+    make_output: MakeOutput,
+    progress: Progress = no_progress,
+) -> Replay:
+    """Replay the spans in `workers` processes. A worker that dies is replaced, its span redone."""
+    with contextlib.ExitStack() as stack:
+        crew = [stack.enter_context(_Worker(replayer, make_output)) for _ in range(workers)]
+        waiting_jobs = jobs(replayer, reader, spans)
+        busy: dict[connection.Connection, tuple[_Worker, Job]] = {}
+        waiting: dict[int, tuple[_Worker, Job, Replay]] = {}
+        joined = Joined()
+        next_span = written = 0
+        while written < len(spans):
+            while crew and (job := next(waiting_jobs, None)):
+                worker = crew.pop()
+                busy[worker.begin(job)] = worker, job
+            for ready in connection.wait(list(busy)):
+                assert isinstance(ready, connection.Connection)
+                worker, job = busy.pop(ready)
+                try:
+                    answer = ready.recv()
+                except (EOFError, ConnectionError):
+                    job.attempts += 1
+                    if job.attempts == ATTEMPTS:
+                        raise PtatError(
+                            f"a worker died {ATTEMPTS} times over one part of the capture",
+                            "see whether memory was short, or use fewer --workers",
+                        ) from None
+                    worker.start()
+                    busy[worker.begin(job)] = worker, job
+                    continue
+                if isinstance(answer, BaseException):
+                    raise answer
+                if answer is None:  # it is written
+                    written += 1
+                    progress("replaying", spans[job.number].end_block, reader.blocks)
+                    crew.append(worker)
+                elif job.numbers is not None:  # redone
+                    busy[worker.go_on(job)] = worker, job
+                else:
+                    waiting[job.number] = worker, job, answer
+            while next_span in waiting:
+                worker, job, part = waiting.pop(next_span)
+                job.numbers = joined.add(part)
+                busy[worker.go_on(job)] = worker, job
+                next_span += 1
+    return joined.whole(replayer.rpt)
+
+
+def jobs(replayer: Replayer, reader: Reader, spans: list[Span]) -> Iterator[Job]:
+    """The spans with their checkpoints; at the end the replayer has passed them all."""
+    for span in spans:
+        part = _part(reader, spans, span)
+        yield Job(span.number, pickle.dumps((span, part, replayer.checkpoint())))
+        replayer.skip(part, span)
+
+
+class _Worker:
+    """A process that replays spans."""
+
+    def __init__(self, replayer: Replayer, make_output: MakeOutput) -> None:
+        self._setup = pickle.dumps((replayer, make_output))
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def __enter__(self) -> _Worker:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        if self._process:
+            self._process.kill()
+            self._process.join()
+
+    def start(self) -> None:
+        """Start the process, anew if there was one."""
+        if self._process:
+            self.__exit__()
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        with contextlib.suppress(ConnectionError):  # whoever waits for it notices
+            self._connection.send_bytes(self._setup)
+
+    def begin(self, job: Job) -> connection.Connection:
+        """Send a job; the answer comes from what is returned."""
+        with contextlib.suppress(ConnectionError):
+            self._connection.send_bytes(job.content)
+        return self._connection
+
+    def go_on(self, job: Job) -> connection.Connection:
+        """Send the numbers of the job's pages."""
+        with contextlib.suppress(ConnectionError):
+            self._connection.send(job.numbers)
+        return self._connection
+
+
+def _work(peer: connection.Connection) -> None:
+    """What a worker does until nobody is there any more."""
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        replayer, make_output = pickle.loads(peer.recv_bytes())
+        while True:
+            try:
+                part, output = replay_span(replayer, make_output, peer.recv_bytes())
+                peer.send(part)
+                numbers = peer.recv()
+                if output:
+                    output.write(numbers)
+                peer.send(None)
+            except (PtatError, OSError) as error:
+                if isinstance(error, ConnectionError):
+                    raise
+                peer.send(error)
+
+
+def replay_span(
+    replayer: Replayer, make_output: MakeOutput, job: bytes
+) -> tuple[Replay, Output | None]:
+    """Replay the span of a job; what is to be joined, and what is to be written then."""
+    span, reader, checkpoint = pickle.loads(job)
+    replayer.resume(checkpoint)
+    output = make_output(span)
+    part = replayer.run(reader, span, output.add if output else None)
+    return replace(part, rpt=Rpt(0, 0)), output

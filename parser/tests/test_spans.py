@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import hashlib
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import synthetic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ptat_parser import blocks, parse, spans
+from ptat_parser.errors import PtatError
+
+
+@pytest.fixture(autouse=True)
+def small_spans(monkeypatch):
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 1)
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
+
+
+def busy(path: Path, seed: int = 3, phases: int = 8, lossy: bool = False, **options) -> Path:
+    """A session with pauses, in which it can be cut."""
+    machine = synthetic.Machine(seed, region_pages=128, **options)
+    machine.exec()
+    for _ in range(phases):
+        for _ in range(150):
+            machine.step()
+        machine.idle(5_000_000)
+        for mm in machine.mms[:1]:
+            for _ in range(700):  # reads only, over blocks
+                machine.access(mm, 0x5000)
+        machine.idle(5_000_000)
+    if lossy:
+        choose = random.Random(seed)
+        for _ in range(5):
+            at = choose.randrange(len(machine.bus) - 40)
+            machine.bus[at : at + 30] = [(machine.bus[at + 29][0], None, 30)]
+    machine.event("ptat_marker", cookie=2)
+    return machine.write(path)
+
+
+def digests(path: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted((path / "results").rglob("*"))
+        if file.is_file()
+    }
+
+
+def rows(path: Path, name: str) -> list:
+    return pq.read_table(path / "results" / name).to_pylist()
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    levels=st.sampled_from(["pte", "pte+pmd"]),
+    entries=st.booleans(),
+    psc=st.booleans(),
+)
+def test_cut_or_not_is_the_same(tmp_path_factory, seed, levels, entries, psc):
+    path = busy(
+        tmp_path_factory.mktemp("spans") / "s", seed,
+        levels=levels, entries=entries, psc=psc,
+    )  # fmt: skip
+    cut = parse(path).summary
+    parts = len(list((path / "results" / "misses").iterdir()))
+    found = {name: rows(path, name) for name in ("misses", "other", "pages.parquet")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
+        assert parse(path).summary == cut
+    assert parts > 1
+    for name, content in found.items():
+        assert content == rows(path, name), name
+
+
+@pytest.mark.parametrize("counts_only", [False, True])
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path, counts_only):
+    path = busy(tmp_path / "s", granularity=64, lossy=True)
+    found = []
+    for workers in (1, 2, 3):
+        parse(path, workers=workers, counts_only=counts_only)
+        found.append(digests(path))
+    assert len(found[0]) == 2 if counts_only else len(found[0]) > 6
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("when", ["begin", "go_on"])
+def test_a_worker_that_is_killed_changes_nothing(tmp_path, monkeypatch, when):
+    path = busy(tmp_path / "s")
+    parse(path)
+    expected = digests(path)
+    original = getattr(spans._Worker, when)
+    killed = []
+
+    def kill_once(worker, job):
+        if job.number == 1 and not killed:
+            killed.append(job)
+            os.kill(worker._process.pid, signal.SIGKILL)
+        return original(worker, job)
+
+    monkeypatch.setattr(spans._Worker, when, kill_once)
+    parse(path, workers=2)
+    assert killed
+    assert digests(path) == expected
+
+
+def test_a_worker_that_always_dies(tmp_path, monkeypatch):
+    path = busy(tmp_path / "s", phases=2)
+    original = spans._Worker.begin
+
+    def kill(worker, job):
+        worker._process.kill()
+        return original(worker, job)
+
+    monkeypatch.setattr(spans._Worker, "begin", kill)
+    with pytest.raises(PtatError, match="died 3 times"):
+        parse(path, workers=2)
+
+
+def test_an_error_of_a_worker_is_told(tmp_path):
+    path = busy(tmp_path / "s", phases=2)
+    jobs = spans._Worker.begin
+
+    def remove(worker, job):
+        for name in ("misses", "other"):
+            for file in (path / "results.new" / name).glob("*"):
+                file.unlink()
+            if (path / "results.new" / name).is_dir():
+                (path / "results.new" / name).rmdir()
+        return jobs(worker, job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans._Worker, "begin", remove)
+        with pytest.raises(OSError, match="No such file"):
+            parse(path, workers=2)
+
+
+def test_cuts_keep_away_from_faults():
+    def first(number):
+        return spans.FirstAccess(number * 1000, number * 1000, 0, 0)
+
+    chunks = [first(number) for number in range(10)]
+    faults = np.array([1990, 3010, 4000, 5000], np.uint64)
+    # The first quiet place after 1500 accesses.
+    assert spans._cuts(chunks, np.array([1990], np.uint64), 500) == [3, 5, 7, 9]
+    # None is quiet in time: the one that is furthest from a fault.
+    assert spans._cuts(chunks[:5], faults, 2000)[0] in (2, 3)
