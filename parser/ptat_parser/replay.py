@@ -14,8 +14,8 @@ read of an empty slot brings an event too, which is set off against it (``owed``
 The clocks of bus and kernel agree to about a microsecond, and so near may an event be to its
 read. But reads of empty slots show both how soon after its read an event comes (`LAG_LEAST`,
 which clocks may make negative) and how soon the access is tried again (`RETRY_LEAST`, on the
-bus alone). So an event waits a little (`HOLD_S`), and then is about the last read up to a moment
-that lies between the two.
+bus alone). So an event waits a little (`HOLD_S`), and then is about the last read before it or,
+where that is older than a retry takes, about one that the clocks put right behind it.
 """
 
 from __future__ import annotations
@@ -304,32 +304,45 @@ def _match_fault(
 ) -> None:
     """Turn the last miss on a slot that can have brought event `i` into a walk that faulted.
 
-    Where accesses were lost since then, it is left as it is, in doubt.
+    Reads that the clocks put right behind the event are looked at where those before it are too
+    old. Where accesses were lost since then, the read is left as it is, in doubt.
     """
-    time = timed.time[i]
-    latest = np.int64(time)
-    if count[LAGS] >= LAGS_ENOUGH or count[LAG_LEAST] < 0:
+    time = np.int64(timed.time[i])
+    latest = time
+    if count[LAG_LEAST] < 0:
         latest -= count[LAG_LEAST]
-        if count[RETRY_LEAST] != LEAST_UNKNOWN:
-            latest += count[RETRY_LEAST] // 4
+    elif count[LAGS] >= LAGS_ENOUGH:
+        latest -= count[LAG_LEAST] // 2
+    behind = latest
+    oldest = np.int64(0)
+    if count[RETRY_LEAST] != LEAST_UNKNOWN:
+        behind = time - count[LAG_LEAST] + count[RETRY_LEAST] // 4
+        oldest = time - count[RETRY_LEAST]
+    found: Integer = -1
     link = np.int64(t.last_read[slot])
     while link != 0:
         number = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32)
         at = number - out.first[0]
-        if at < 0:
+        read_ticks = np.int64(out.time[at]) if at >= 0 else oldest
+        if at < 0 or (found >= 0 and read_ticks < oldest):
             break
-        if out.kind[at] == MISS and np.int64(out.time[at]) <= latest:
+        if out.kind[at] == MISS and read_ticks <= max(latest, behind):
             if number < count[LOSS_FLOOR]:
-                if np.int64(out.time[at]) + config.patience > latest:
+                if found < 0 and read_ticks + config.patience > latest:
                     timed.doubt_ticks[i] = out.time[at]
                 break
-            out.kind[at] = FAULT
-            pages[out.page[at], P_MISSES] -= 1
-            pages[out.page[at], P_FAULTED] += 1
-            count[FAULTS_MATCHED] += 1
-            return
+            if found < 0 or read_ticks <= latest:
+                found = at
+            if read_ticks <= latest:
+                break
         link = np.int64(out.previous[at])
-    count[FAULTS_UNMATCHED] += 1
+    if found < 0:
+        count[FAULTS_UNMATCHED] += 1
+        return
+    out.kind[found] = FAULT
+    pages[out.page[found], P_MISSES] -= 1
+    pages[out.page[found], P_FAULTED] += 1
+    count[FAULTS_MATCHED] += 1
 
 
 @jit

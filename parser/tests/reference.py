@@ -213,16 +213,25 @@ class Reference:
             self.blame(fault.ticks, misses)
 
     def blame(self, ticks: int, misses: list[Record]) -> None:
+        least = min(self.lags, default=0)
         latest = ticks
-        if len(self.lags) >= LAGS_ENOUGH or min(self.lags, default=0) < 0:
-            latest += min(self.retries, default=0) // 4 - min(self.lags)
+        if least < 0:
+            latest -= least
+        elif len(self.lags) >= LAGS_ENOUGH:
+            latest -= least // 2
+        behind, oldest = latest, 0
+        if self.retries:
+            behind = max(latest, ticks - least + min(self.retries) // 4)
+            oldest = ticks - min(self.retries)
         candidates = [
             record
             for record in misses
-            if record.after_loss == self.losses and record.kind == MISS and record.ticks <= latest
+            if record.after_loss == self.losses and record.kind == MISS and record.ticks <= behind
         ]
+        before = [record for record in candidates if record.ticks <= latest]
+        recent = [record for record in before if record.ticks >= oldest]
         if candidates:
-            candidates[-1].kind = FAULT
+            (recent or candidates)[-1].kind = FAULT
 
     # Accesses -----------------------------------------------------------------------------------
 
