@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
-	kernel plugin check-exact bench faults fuzz sim-snoop bitstream registers \
+	kernel plugin check-exact bench faults fuzz sim-snoop usb-guest bitstream registers \
 	mutate-gateware \
 	fresh clean
 
@@ -21,6 +21,7 @@ help:
 	@echo 'make bitstream    the capture device placed and routed; clocks and sizes checked'
 	@echo 'make mutate-gateware  do the tests of the gateware notice seeded faults?'
 	@echo 'make registers    the registers of the capture device, as Markdown'
+	@echo 'make usb-guest    ptat record --board usb:… on a real USB stack in the guest, with faults'
 	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
@@ -102,6 +103,9 @@ sim-snoop: packages .venv/gateware-ready
 
 mutate-gateware: packages .venv/gateware-ready
 	@$(PYTHON) gateware/tests/mutate.py
+
+usb-guest: setup
+	@$(PYTHON) -m ptat_testbed.usb_guest
 
 fresh:
 	setup/fresh.sh bookworm demo

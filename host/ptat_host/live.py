@@ -113,6 +113,8 @@ class _Logger:
             self._raw = os.open(raw, os.O_RDONLY | os.O_NONBLOCK)
             opening.callback(os.close, self._raw)
             self._file = opening.enter_context(target.open("wb", buffering=0))
+            # Filled in at the end: the log of a ptat that is killed can be read without.
+            target.with_suffix(".stats").touch()
             self._resources = opening.pop_all()
         self._thread = threading.Thread(target=self._run, name=target.name, daemon=True)
         self._thread.start()

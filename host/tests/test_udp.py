@@ -4,6 +4,7 @@
 import os
 import random
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from ptat_host.boards.client import Client, LinkError
 from ptat_host.boards.udp import UdpBoard, UdpLink
 from ptat_host.protocol import Command, Window
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter
+from ptat_parser.blocks import BlockWriter, BusReader
 
 SOURCE = Path(__file__).parents[2] / "testbed" / "board"
 BLOCKS = 120
@@ -50,10 +51,18 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def start(program, source) -> Iterator[Start]:
-    """Starts a board with these faults; returns its address."""
+    """Starts a board with these faults, ending the one before; returns its address."""
     running = []
 
+    def end() -> None:
+        for board in running:
+            board.kill()
+            board.wait()
+            board.stdout.close()
+        running.clear()
+
     def run(*faults: str, file: Path = source) -> str:
+        end()
         board = subprocess.Popen(
             [program, "udp", "0", file, *faults], stdout=subprocess.PIPE, text=True
         )
@@ -61,10 +70,7 @@ def start(program, source) -> Iterator[Start]:
         return f"127.0.0.1:{board.stdout.readline().strip()}"
 
     yield run
-    for board in running:
-        board.kill()
-        board.wait()
-        board.stdout.close()
+    end()
 
 
 def capture(address: str, path: Path) -> tuple[stream.StreamReport, dict[str, int]]:
@@ -280,3 +286,39 @@ def test_datagrams_of_others_do_no_harm(start, source, tmp_path):
     assert path.read_bytes() == data
     assert running.counters["foreign_datagrams"] == 8 * 6
     assert running.counters["repeated_datagrams"] == 8
+
+
+def test_killed_at_200_random_points(start, source, tmp_path):
+    """What is in the file can be read, up to the last complete block, and is the source's."""
+    numbers = random.Random(8)
+    path = tmp_path / "bus.0.raw"
+    data = source.read_bytes()
+    sizes = set()
+    for _ in range(200):
+        path.unlink(missing_ok=True)
+        address = start("slow:200")
+        ready, done = os.pipe()
+        child = os.fork()
+        if not child:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT)
+            client = Client(UdpLink(address))
+            client.link.capture(file, client.host)
+            client.command(Command.START)
+            os.write(done, b"x")
+            time.sleep(60)
+            os._exit(1)
+        assert os.read(ready, 1)
+        time.sleep(numbers.random() * 0.04)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(done)
+        captured = path.read_bytes()
+        assert data.startswith(captured)
+        sizes.add(len(captured))
+        if captured:
+            reader = BusReader(path, tail_may_be_cut=True)
+            assert reader.blocks == len(captured) // wire.BLOCK_BYTES
+            lost = [lost.blocks for chunk in reader for lost in chunk.lost]
+            assert sum(lost) == (len(captured) % wire.BLOCK_BYTES != 0)
+    assert len(sizes) > 20

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
 WORKLOADS = SOURCES / "host" / "workloads"
+BOARD = SOURCES / "testbed" / "board"
+FIRMWARE = SOURCES / "firmware"
+PROTOCOL = SOURCES / "host" / "ptat_host" / "protocol.py"
+USB_CONFIG = BOARD / "kernel.config"
 INIT_FLAGS = ("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror")
 
 
@@ -67,13 +72,26 @@ def run_script(script: Path, *args: str) -> Path:
     done = subprocess.run([script, *args], stdout=subprocess.PIPE, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode or len(lines) != 1:
-        raise BoardError(f"{script.relative_to(SOURCES)} failed", "its messages are above")
+        raise BoardError(f"{script.parent.name}/{script.name} failed", "its messages are above")
     return Path(lines[0])
 
 
 def kernel() -> Kernel:
     """The patched kernel, built if it is not in the cache (takes minutes)."""
     return Kernel(run_script(KERNEL_SCRIPT))
+
+
+def usb_kernel() -> Kernel:
+    """The patched kernel with USB, built if it is not in the cache.
+
+    Not the one for all: only ``make usb-guest`` is to pay for it.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / KERNEL_SCRIPT.parent.name
+        shutil.copytree(KERNEL_SCRIPT.parent, copy, ignore=shutil.ignore_patterns("tests"))
+        config = copy / "linux-6.12" / "config"
+        config.write_text(config.read_text() + USB_CONFIG.read_text())
+        return Kernel(run_script(copy / KERNEL_SCRIPT.name))
 
 
 def plugin() -> Path:
@@ -134,3 +152,23 @@ def workloads() -> Path:
                 "install Debian's build-essential",
             )
     return directory
+
+
+def pretend_board() -> Path:
+    """The program that plays a board, with the firmware's own logic."""
+    key = hashlib.sha256()
+    for source in [*sorted(BOARD.iterdir()), *sorted(FIRMWARE.glob("*.[ch]")), PROTOCOL]:
+        key.update(source.name.encode() + b"\0" + source.read_bytes())
+    directory = cache_root() / f"board-{key.hexdigest()[:16]}"
+    program = directory / "pretend-board"
+    if program.exists():
+        return program
+    with progress("compiling the pretend board"), _new_directory(directory) as new:
+        command = ["make", "-s", "-C", str(BOARD), f"BUILD={new}"]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise BoardError(
+                f"the pretend board does not compile: {done.stderr.strip()}",
+                "install Debian's build-essential",
+            )
+    return program

@@ -104,13 +104,15 @@ def check_built(name: str, script: Path, file: str) -> Check:
 class Recording:
     """One recording in the guest, from boot to metadata."""
 
-    def __init__(self, request: RecordRequest) -> None:
+    def __init__(self, request: RecordRequest, kernel: build.Kernel | None = None) -> None:
         """Parse the options and find, or build, what the guest consists of.
+
+        :param kernel: another than the usual one.
 
         :raises BoardError: the options make no sense, or something cannot be built.
         """
         self.settings = Settings.of(request)
-        self.kernel = build.kernel()
+        self.kernel = kernel or build.kernel()
         # Our workloads are found by name, and before others of that name.
         path = f"{build.workloads()}:{request.env.get('PATH', DEFAULT_PATH)}"
         self.request = replace(request, env={**request.env, "PATH": path})

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``make usb-guest``: the real ``ptat record --board usb:…`` against a real USB stack.
+
+In the guest, USB is a loop: a program of ours (``testbed/board``) is a board with the firmware's
+own logic, by way of raw-gadget and dummy_hcd, and streams blocks that were written before. ptat
+finds it with libusb, traces a command, and what it captured is held against the source, byte for
+byte, while things go wrong on the way in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ptat_host.boards.base import RecordRequest
+from ptat_host.cli import main as main_of_ptat
+from ptat_parser import archive, wire
+from ptat_parser.blocks import seal
+from ptat_testbed import build, run, sizes
+
+SERIAL = "LOOP1"
+BLOCKS = 120
+BOARD_TIMEOUT_S = 30
+KILLS = 3
+GARBAGE_BYTES = 700
+"""As testbed/board/usb.c has it."""
+
+
+def write_source(path: Path, blocks: int, seed: int) -> None:
+    """A capture stream of full blocks with arbitrary accesses."""
+    numbers = np.random.default_rng(seed)
+    with path.open("wb") as file:
+        for number in range(blocks):
+            block = np.zeros(wire.BLOCK_WORDS, "<u8")
+            block[wire.WORD_HEADER] = (
+                wire.MAGIC << wire.HEADER_MAGIC_SHIFT
+                | wire.VERSION << wire.HEADER_VERSION_SHIFT
+                | number
+            )
+            block[wire.WORD_TIME] = number << 24
+            records = slice(wire.WORD_FIRST_RECORD, wire.WORD_CHECK)
+            size = wire.BLOCK_RECORDS_MAX
+            block[records] = (
+                np.uint64(wire.Tag.ACCESS << wire.TAG_SHIFT)
+                | numbers.integers(1 << 12, size=size, dtype=np.uint64)
+                << np.uint64(wire.ACCESS_DELTA_SHIFT)
+                | numbers.integers(1 << wire.ACCESS_ADDRESS_BITS, size=size, dtype=np.uint64)
+            )
+            seal(block, size)
+            file.write(block.tobytes())
+
+
+# In the guest -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``ptat record`` did."""
+
+    status: int
+    said: str
+    capture: bytes
+    description: dict[str, object]
+    seconds: float
+
+    @property
+    def link(self) -> dict[str, int]:
+        """`board.link` of session.json."""
+        board = self.description.get("board")
+        link = board.get("link", {}) if isinstance(board, dict) else {}
+        return dict(link)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, and what must come of it."""
+
+    name: str
+    faults: Sequence[str]
+    expected: Callable[[list[bytes], Outcome], bool]
+    """Whether what the blocks of the source became is told exactly."""
+    options: Sequence[str] = ()
+
+
+def _whole(blocks: list[bytes], outcome: Outcome) -> bool:
+    """Nothing was lost, and nothing is said to be."""
+    return (
+        outcome.status == 0
+        and outcome.description["complete"] is True
+        and outcome.capture == b"".join(blocks)
+        and outcome.link["blocks"] == len(blocks)
+        and outcome.link["missing_inside"] == outcome.link["missing_at_end"] == 0
+        and "lost" not in outcome.said
+    )
+
+
+def _with(condition: Callable[[Outcome], bool]) -> Callable[[list[bytes], Outcome], bool]:
+    return lambda blocks, outcome: _whole(blocks, outcome) and condition(outcome)
+
+
+def _one_missing(number: int) -> Callable[[list[bytes], Outcome], bool]:
+    return (
+        lambda blocks, outcome: (
+            outcome.status == 1  # --strict
+            and outcome.capture == b"".join(blocks[:number] + blocks[number + 1 :])
+            and outcome.link["missing_inside"] == 1
+            and f"lost 1 of {len(blocks)} blocks" in outcome.said
+        )
+    )
+
+
+def _cut(number: int) -> Callable[[list[bytes], Outcome], bool]:
+    return lambda blocks, outcome: (
+        outcome.status == 2
+        and outcome.description["complete"] is False
+        and outcome.capture == b"".join(blocks[:number])
+        and "unplugged" in outcome.said
+    )
+
+
+def _lied(count: int) -> Callable[[list[bytes], Outcome], bool]:
+    return lambda blocks, outcome: (
+        outcome.status == 2
+        and outcome.capture == b"".join(blocks)
+        and outcome.link["missing_at_end"] == count
+        and f"the last {count} blocks did not arrive" in outcome.said
+    )
+
+
+def _refused(message: str) -> Callable[[list[bytes], Outcome], bool]:
+    return lambda _, outcome: (
+        outcome.status == 2 and message in outcome.said and not outcome.description
+    )
+
+
+CASES = (
+    Case("nothing", (), _whole),
+    Case("stall", ("stall:40",), _with(lambda outcome: outcome.link["recoveries"] > 0)),
+    Case("short packets", ("short",), _whole),
+    Case("slow", ("slow:3000",), _whole),
+    Case(
+        "garbage",
+        ("garbage:50",),
+        _with(lambda outcome: outcome.link["other_bytes"] == GARBAGE_BYTES),
+    ),
+    Case(
+        "duplicate block",
+        ("twice:60",),
+        _with(lambda outcome: outcome.link["duplicate_blocks"] == 1),
+    ),
+    Case("missing block", ("drop:70",), _one_missing(70), ("--strict",)),
+    Case("unplugged", ("unplug:80",), _cut(80)),
+    Case("lies about its length", ("lie:5",), _lied(5)),
+    Case("other wire version", ("wire:2",), _refused("wire format 2")),
+    Case("no channel", ("channels:0",), _refused("no channel")),
+)
+
+
+class _Board:
+    """A running pretend board that has been enumerated."""
+
+    def __init__(self, program: Path, source: Path, faults: Sequence[str]) -> None:
+        self._process = subprocess.Popen([program, "usb", SERIAL, source, *faults])
+        deadline = time.monotonic() + BOARD_TIMEOUT_S
+        while not any(
+            path.read_text().strip() == SERIAL
+            for path in Path("/sys/bus/usb/devices").glob("*/serial")
+        ):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the board did not appear on USB")
+            time.sleep(0.05)
+
+    def __enter__(self) -> _Board:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        # Its device goes with it; the next one must not be taken for it.
+        while any(Path("/sys/bus/usb/devices").glob("*/serial")) and any(
+            path.read_text().strip() == SERIAL
+            for path in Path("/sys/bus/usb/devices").glob("*/serial")
+        ):
+            time.sleep(0.05)
+
+
+def _start(session: Path, options: Sequence[str], command: Sequence[str], said: Path) -> int:
+    """Start ``ptat record`` in a process; return its id.
+
+    It is a fork of this one: in an emulator, importing all anew takes longer than recording.
+    """
+    child = os.fork()
+    if child:
+        return child
+    os.setsid()
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    board = f"usb:{SERIAL}"
+    status = main_of_ptat(
+        ["record", "--board", board, "-o", str(session), *options, "--", *command]
+    )
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _record(session: Path, options: Sequence[str], command: Sequence[str]) -> Outcome:
+    begun_s = time.monotonic()
+    said = session.with_suffix(".stderr")
+    _, status = os.waitpid(_start(session, options, command, said), 0)
+    seconds = time.monotonic() - begun_s
+    described = session / "session.json"
+    capture = b""
+    if described.exists():
+        plain = session.with_suffix(".raw")
+        archive.unpack(session / "bus.0.ptb", plain)
+        capture = plain.read_bytes()
+    return Outcome(
+        os.waitstatus_to_exitcode(status),
+        said.read_text(),
+        capture,
+        json.loads(described.read_text()) if described.exists() else {},
+        seconds,
+    )
+
+
+_READ_LOG = """
+import sys, pathlib
+from ptat_parser.kernel_log import COOKIE_START, COOKIE_STOP, MARKER, read_kernel_log
+log = read_kernel_log(pathlib.Path(sys.argv[1]))
+cookies = log.tables["cookie"][log.tables["kind"] == MARKER].tolist()
+assert b"gups" in log.tables["comm"]
+assert COOKIE_START in cookies and COOKIE_STOP in cookies
+assert not log.lost_events and not log.lost_seqs
+"""
+
+
+def _log_is_whole(session: Path) -> bool:
+    """Whether the kernel's log has the command, both marks, and no gap in its markers."""
+    # The log of one program is not worth compiling its reader in an emulator.
+    env = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    command = [sys.executable, "-c", _READ_LOG, str(session / "kernel")]
+    return subprocess.run(command, env=env, check=False).returncode == 0
+
+
+def _kill(session: Path, program: Path, source: Path, after_blocks: int) -> bool:
+    """Kill ptat in mid-capture: what is in the file must be the source's beginning."""
+    with _Board(program, source, ("slow:5000",)):
+        ptat = _start(session, (), ("sleep", "600"), session.with_suffix(".stderr"))
+        capture = session / "bus.0.raw"
+        while not capture.exists() or capture.stat().st_size < after_blocks * wire.BLOCK_BYTES:
+            if os.waitpid(ptat, os.WNOHANG)[0]:
+                return False
+            time.sleep(0.005)
+        os.killpg(ptat, signal.SIGKILL)
+        os.waitpid(ptat, 0)
+    described = json.loads((session / "session.json").read_text())
+    return (
+        source.read_bytes().startswith(capture.read_bytes())
+        and described["complete"] is False
+        and described["region"]["size_bytes"] > 0
+    )
+
+
+def inside(program: Path, directory: Path, only: str | None) -> int:
+    """All cases; the last line of stdout is a JSON object."""
+    source = directory / "source.raw"
+    data = source.read_bytes()
+    size = wire.BLOCK_BYTES
+    blocks = [data[at : at + size] for at in range(0, len(data), size)]
+    sessions = Path(tempfile.mkdtemp())
+    begun_s = time.monotonic()
+    equal = True
+    captured = lost = 0
+
+    def tell(name: str, fine: bool, about: str) -> None:
+        nonlocal equal
+        equal &= fine
+        print(f"{'ok' if fine else 'WRONG':6}{name:24}{about}", flush=True)
+
+    for number, case in enumerate(CASES):
+        if only is not None and not re.search(only, case.name):
+            continue
+        session = sessions / str(number)
+        with _Board(program, source, case.faults):
+            outcome = _record(session, case.options, ("gups", "--bytes", "1M", "--updates", "1280"))
+        fine = case.expected(blocks, outcome)
+        if case.name == "nothing":
+            fine = fine and _log_is_whole(session)
+        tell(case.name, fine, f"{outcome.seconds:.1f} s  {outcome.link}")
+        if not fine:
+            print(outcome.status, outcome.said, outcome.description, flush=True)
+        captured += len(outcome.capture) // size
+        lost += outcome.link.get("missing_inside", 0) + outcome.link.get("missing_at_end", 0)
+    for number in range(KILLS if only is None else 0):
+        after = (number + 1) * len(blocks) // (KILLS + 1)
+        tell(
+            f"killed after {after} blocks",
+            _kill(sessions / f"k{number}", program, source, after),
+            "",
+        )
+    print(
+        json.dumps(
+            {
+                "blocks": captured,
+                "bytes": captured * size,
+                "equal": equal,
+                "lost": lost,
+                "seconds": round(time.monotonic() - begun_s, 1),
+            }
+        )
+    )
+    return 0 if equal else 1
+
+
+# On the host --------------------------------------------------------------------------------------
+
+
+_PACK = """
+import sys, pathlib
+from ptat_parser import archive
+source, packed, plain = map(pathlib.Path, sys.argv[1:])
+archive.pack(source, packed)
+archive.unpack(packed, plain)
+"""
+
+
+def _compile_here(directory: Path) -> dict[str, str]:
+    """Have numba compile what archives captures, for the guest's CPU too, which would take minutes.
+
+    :returns: the environment in which the guest finds it.
+    """
+    env = {
+        **os.environ,
+        "NUMBA_CPU_NAME": "x86-64",
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(build.cache_root() / "numba-guest"),
+    }
+    files = [str(directory / name) for name in ("source.raw", "packed.ptb", "plain.raw")]
+    subprocess.run([sys.executable, "-c", _PACK, *files], env=env, check=True)
+    return env
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="ptat_testbed.usb_guest", description=__doc__)
+    parser.add_argument("--inside", nargs=2, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--only", metavar="REGEX", help="cases whose names match (default: all)")
+    arguments = parser.parse_args()
+    if arguments.inside:
+        program, directory = arguments.inside
+        return inside(program, directory, arguments.only)
+
+    with tempfile.TemporaryDirectory(prefix="ptat-usb-") as temporary:
+        directory = Path(temporary)
+        write_source(directory / "source.raw", BLOCKS, seed=1)
+        session = directory / "session"
+        session.mkdir()
+        program = build.pretend_board()
+        env = _compile_here(directory)
+        only = ["--only", arguments.only] if arguments.only else []
+        me = [sys.executable, "-m", "ptat_testbed.usb_guest"]
+        recording = run.Recording(
+            RecordRequest(
+                argv=[*me, "--inside", str(program), str(directory), *only],
+                session_dir=session,
+                cwd=Path("/"),
+                env=env,
+                children=False,
+                options={"cpus": "2"},
+            ),
+            build.usb_kernel(),
+        )
+        settings = recording.settings
+        base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+        result = recording.record(recording.machine_config(base))
+        if not result.complete:
+            print(f"usb-guest: the guest: {result.reason}", file=sys.stderr)
+        return result.exit_status if result.exit_status is not None else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
