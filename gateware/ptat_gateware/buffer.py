@@ -112,6 +112,54 @@ class LaneSerializer(LiteXModule):
 # Buffer ---------------------------------------------------------------------------------------
 
 
+class BlockRAMFIFO(LiteXModule):
+    """Synchronous FIFO of 64-bit words in columns as narrow as a block RAM of ``depth`` words is.
+
+    As one memory, Yosys would stack wider RAMs and put a multiplexer behind them.
+    """
+
+    block_ram_bits = 16384  # of an ECP5, and of half a 7-series one, without parity
+
+    def __init__(self, depth: int) -> None:
+        self.sink = sink = stream.Endpoint([("data", WORD_BITS)])
+        self.source = source = stream.Endpoint([("data", WORD_BITS)])
+        self.depth = depth
+        self.level = Signal(max=depth + 2)  # one more is in the output registers
+
+        # # #
+
+        stored = Signal(max=depth + 1)
+        produce, consume = Signal(max=depth), Signal(max=depth)
+        write, read = Signal(), Signal()
+        self.comb += [
+            sink.ready.eq(stored != depth),
+            write.eq(sink.valid & sink.ready),
+            read.eq((stored != 0) & (source.ready | ~source.valid)),
+            self.level.eq(stored + source.valid),
+        ]
+        self.sync += [
+            If(write, produce.eq(produce + 1)),
+            If(read, consume.eq(consume + 1)),
+            If(write & ~read, stored.eq(stored + 1)).Elif(read & ~write, stored.eq(stored - 1)),
+            If(read, source.valid.eq(1)).Elif(source.ready, source.valid.eq(0)),
+        ]
+        column = min(max(self.block_ram_bits // depth, 1), WORD_BITS)
+        for low in range(0, WORD_BITS, column):
+            bits = slice(low, min(low + column, WORD_BITS))
+            memory = Memory(bits.stop - bits.start, depth)
+            write_port = memory.get_port(write_capable=True)
+            read_port = memory.get_port(has_re=True, mode=READ_FIRST)
+            self.specials += memory, write_port, read_port
+            self.comb += [
+                write_port.adr.eq(produce),
+                write_port.dat_w.eq(sink.data[bits]),
+                write_port.we.eq(write),
+                read_port.adr.eq(consume),
+                read_port.re.eq(read),
+                source.data[bits].eq(read_port.dat_r),
+            ]
+
+
 class Buffer(LiteXModule):
     """Holds blocks for a link that is slower than the bus, in block RAM and, if there, in DRAM.
 
@@ -142,7 +190,7 @@ class Buffer(LiteXModule):
 
         # # #
 
-        self.fifo = fifo = stream.SyncFIFO([("data", WORD_BITS)], depth_words, buffered=True)
+        self.fifo = fifo = BlockRAMFIFO(depth_words)
         self.seal = Seal(crc_bits_per_clock)
         high_water = Signal(len(fifo.level))
         self.comb += [
@@ -157,7 +205,7 @@ class Buffer(LiteXModule):
             If(self._control.fields.clear, high_water.eq(0)),
         ]
 
-        stages = [fifo, self.seal]
+        stages: list[Any] = [fifo, self.seal]
         if dram_ports is not None:
             write_port, read_port = dram_ports
             width = write_port.data_width
