@@ -302,13 +302,11 @@ def inside(program: Path, directory: Path, only: str | None) -> int:
             print(outcome.status, outcome.said, outcome.description, flush=True)
         captured += len(outcome.capture) // size
         lost += outcome.link.get("missing_inside", 0) + outcome.link.get("missing_at_end", 0)
-    for number in range(KILLS if only is None else 0):
+    for number in range(KILLS):
         after = (number + 1) * len(blocks) // (KILLS + 1)
-        tell(
-            f"killed after {after} blocks",
-            _kill(sessions / f"k{number}", program, source, after),
-            "",
-        )
+        name = f"killed after {after} blocks"
+        if only is None or re.search(only, name):
+            tell(name, _kill(sessions / f"k{number}", program, source, after), "")
     print(
         json.dumps(
             {
