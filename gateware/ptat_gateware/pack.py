@@ -24,7 +24,7 @@ from ptat_gateware.stamp import SYNC_NUMBER_BITS
 from ptat_parser import wire
 
 WORD_BITS = 64
-AGE_BITS = 32
+AGE_BITS = 24
 
 # Kinds of decode errors: those of the decoder, and accesses without an address mapping.
 ERROR_UNMAPPED = len(Illegal)
