@@ -64,8 +64,8 @@ MRS, REF, PRE, ACT, WR, RD, ZQ, NOP = range(8)
 # State of a bank. With two lanes, bit 0 of an open bank says whose row table has its row.
 UNKNOWN, CLOSED, OPENED = 0b00, 0b01, 0b10
 
-# What four phases do to a bank: the OR of what each does. A refused command prevails; only among
-# PREs, legal and refused, it is the last that counts.
+# What four phases do to a bank: the OR of what each does. A refused command prevails, but a refused
+# PRE not over a legal one: that comes after it, if it is not overruled (`_overruled`).
 OP_ACT, OP_PRE, OP_REF, OP_COLUMN, OP_COLUMN_AP, OP_REFUSED, OP_REFUSED_PRE = 1, 2, 3, 4, 5, 7, 8
 OP_BITS = 4
 
@@ -241,6 +241,11 @@ class CommandDecoder(LiteXModule):
             ]
         hits_c = [[self._bank_hits(command, rank) for rank in range(ranks)] for command in stage_b]
 
+        overruled_c = [
+            self._overruled(group, whys)
+            for group, whys in zip(self._grouped(stage_b), self._grouped(refused), strict=True)
+        ]
+
         early_c = self._too_early(columns_b, acts_b)
         # Of each kind at most one command of a group (and, but for columns, of a rank) is legal.
         legal_c: list[Any] = []
@@ -263,11 +268,14 @@ class CommandDecoder(LiteXModule):
         # D: what four phases do to each bank --------------------------------------------------
 
         ops_d = []
-        for early, ops, hits in zip(
-            early_c, self._grouped(ops_c), self._grouped(hits_c), strict=True
+        for lane, (early, ops, hits) in enumerate(
+            zip(early_c, self._grouped(ops_c), self._grouped(hits_c), strict=True)
         ):
             ops_d.append(
-                [self._bank_ops(early, ops, [hit[r] for hit in hits]) for r in range(ranks)]
+                [
+                    self._bank_ops(early, ops, overruled_c[lane][rank], [hit[rank] for hit in hits])
+                    for rank in range(ranks)
+                ]
             )
 
         columns_d = [self._delayed(column) for column in columns_c]
@@ -599,6 +607,26 @@ class CommandDecoder(LiteXModule):
                 self.sync.snoop += row.eq(_chosen(column.ranks, by_rank[lane][table]))
         return rows
 
+    def _overruled(self, group: list[Any], whys: list[Any]) -> list[list[Any]]:
+        """For each rank and phase: whether a refused PREA follows in the group.
+
+        A legal PRE is then no longer the last word on its bank. A refused PRE of one bank needs
+        no such care: what it is refused for comes after the legal one, and is refused as well.
+        """
+        refused_all = [
+            command.pre & command.every_bank & (why != 0)
+            for command, why in zip(group, whys, strict=True)
+        ]
+        result = []
+        for rank in range(self.ranks):
+            follows: Any = C(0)
+            phases = []
+            for command, refused in reversed(list(zip(group, refused_all, strict=True))):
+                phases.append(self._delayed(follows))
+                follows = follows | (refused & command.ranks[rank])
+            result.append(phases[::-1])
+        return result
+
     def _bank_hits(self, command: Any, rank: int) -> Any:
         """One bit for each bank of ``rank`` that the command names."""
         hits = Signal(2**self.bank_bits)
@@ -608,21 +636,22 @@ class CommandDecoder(LiteXModule):
         ]
         return hits
 
-    def _bank_ops(self, early: Any, ops: list[Any], hits: list[Any]) -> list[Any]:
+    def _bank_ops(
+        self, early: Any, ops: list[Any], overruled: list[Any], hits: list[Any]
+    ) -> list[Any]:
         """The operation of four phases on each bank of a rank."""
         final = [Signal(OP_BITS) for _ in ops]
-        for result, op in zip(final, ops, strict=True):
+        for result, op, is_overruled in zip(final, ops, overruled, strict=True):
             is_column = op[2]
-            self.comb += If(early & is_column, result.eq(OP_REFUSED)).Else(result.eq(op))
+            self.comb += [
+                result.eq(op),
+                If(early & is_column, result.eq(OP_REFUSED)),
+                If(is_overruled & (op == OP_PRE), result.eq(0)),
+            ]
         banks = [Signal(OP_BITS) for _ in range(2**self.bank_bits)]
         for index, bank in enumerate(banks):
-            terms = []
-            refused_later: Any = 0
-            for op, hit in reversed(list(zip(final, hits, strict=True))):
-                counts = hit[index] & ~((op == OP_PRE) & refused_later)
-                terms.append(Mux(counts, op, 0))
-                refused_later = refused_later | (hit[index] & (op == OP_REFUSED_PRE))
-            self.sync.snoop += bank.eq(_any(terms))
+            terms = zip(final, hits, strict=True)
+            self.sync.snoop += bank.eq(_any(Mux(hit[index], op, 0) for op, hit in terms))
         return banks
 
     def _next_state(self, op: Any, state: Any, lane: int) -> Any:
