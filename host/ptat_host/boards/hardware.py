@@ -28,7 +28,7 @@ class HardwareBoard(ABC):
 
     options: Mapping[str, Option] = {
         "tsc-hz": Option(
-            "frequency of this machine's TSC, where the kernel's log no longer tells", None
+            "frequency of this machine's TSC (default: as the kernel's log tells)", None
         ),
     }
 
