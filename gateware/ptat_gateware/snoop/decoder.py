@@ -268,12 +268,12 @@ class CommandDecoder(LiteXModule):
         # D: what four phases do to each bank --------------------------------------------------
 
         ops_d = []
-        for lane, (early, ops, hits) in enumerate(
-            zip(early_c, self._grouped(ops_c), self._grouped(hits_c), strict=True)
+        for overruled, ops, hits in zip(
+            overruled_c, self._grouped(ops_c), self._grouped(hits_c), strict=True
         ):
             ops_d.append(
                 [
-                    self._bank_ops(early, ops, overruled_c[lane][rank], [hit[rank] for hit in hits])
+                    self._bank_ops(ops, overruled[rank], [hit[rank] for hit in hits])
                     for rank in range(ranks)
                 ]
             )
@@ -303,7 +303,7 @@ class CommandDecoder(LiteXModule):
                 refreshed.append(self._delayed(legal_refs_d[lane][rank] & any_open))
                 self.sync.snoop += found[rank].eq(Array(now[rank])[column.bank])
                 banks = zip(ops[rank], now[rank], strict=True)
-                then.append([self._next_state(op, bank, lane) for op, bank in banks])
+                then.append([self._next_state(op, bank, lane, early_d[lane]) for op, bank in banks])
             now = then
         for rank in range(ranks):
             for bank, following in zip(state[rank], now[rank], strict=True):
@@ -636,25 +636,19 @@ class CommandDecoder(LiteXModule):
         ]
         return hits
 
-    def _bank_ops(
-        self, early: Any, ops: list[Any], overruled: list[Any], hits: list[Any]
-    ) -> list[Any]:
+    def _bank_ops(self, ops: list[Any], overruled: list[Any], hits: list[Any]) -> list[Any]:
         """The operation of four phases on each bank of a rank."""
-        final = [Signal(OP_BITS) for _ in ops]
-        for result, op, is_overruled in zip(final, ops, overruled, strict=True):
-            is_column = op[2]
-            self.comb += [
-                result.eq(op),
-                If(early & is_column, result.eq(OP_REFUSED)),
-                If(is_overruled & (op == OP_PRE), result.eq(0)),
-            ]
+        final = [
+            Mux(is_overruled & (op == OP_PRE), 0, op)
+            for op, is_overruled in zip(ops, overruled, strict=True)
+        ]
         banks = [Signal(OP_BITS) for _ in range(2**self.bank_bits)]
         for index, bank in enumerate(banks):
             terms = zip(final, hits, strict=True)
             self.sync.snoop += bank.eq(_any(Mux(hit[index], op, 0) for op, hit in terms))
         return banks
 
-    def _next_state(self, op: Any, state: Any, lane: int) -> Any:
+    def _next_state(self, op: Any, state: Any, lane: int, early: Any) -> Any:
         """State of a bank after the operation of ``lane``."""
         following, opened = Signal(2), state[1]
         self.comb += [
@@ -670,6 +664,8 @@ class CommandDecoder(LiteXModule):
                     "default": following.eq(state),
                 },
             ),
+            # Of a lane's operations on banks, at most one is that of a legal column command.
+            If(early & ((op == OP_COLUMN) | (op == OP_COLUMN_AP)), following.eq(UNKNOWN)),
             If((op[:3] != OP_PRE) & (op >= OP_REFUSED_PRE), following.eq(UNKNOWN)),
         ]
         return following
