@@ -3,7 +3,8 @@
 
 Each fault replaces one piece of text of the gateware, in a temporary copy, and names a test that
 must then fail. A text that is not there exactly once stops the check, as does a test that fails
-without any fault. Prints one JSON line; exit status 1: a fault survived.
+without any fault. Prints one JSON line; exit status 1: a fault
+survived, 2: the check could not be made.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -258,8 +260,8 @@ FAULTS = [
     Fault(
         "phase not in the time",
         "pack.py",
-        "elapsed + Mux(running & first.valid, first.phase, 0)",
-        "elapsed",
+        "Mux(running & first.valid, first.phase, 0)",
+        "0",
         SPARSE,
     ),
     Fault(
@@ -337,22 +339,33 @@ def copy(root: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", root)
 
 
+def stop(reason: str) -> NoReturn:
+    """End with exit status 2: the check itself could not be made."""
+    print(f"mutate: {reason}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def check(fault: Fault) -> None:
+    """Stop if the text that `fault` replaces is not there, or not only there."""
+    found = (ROOT / "gateware" / "ptat_gateware" / fault.file).read_text().count(fault.old)
+    if found != 1:
+        stop(
+            f"{fault.name}: {fault.old!r} is {found} times in {fault.file}, not once;"
+            f" change FAULTS in {Path(__file__).name}"
+        )
+
+
 def seed(fault: Fault, root: Path) -> bool:
     """Whether the tests notice `fault`, in the copy below `root`."""
     path = root / "gateware" / "ptat_gateware" / fault.file
     text = path.read_text()
-    if text.count(fault.old) != 1:
-        raise SystemExit(
-            f"mutate: {fault.name}: {fault.old!r} is {text.count(fault.old)} times in"
-            f" {fault.file}, not once; change FAULTS in {Path(__file__).name}"
-        )
     path.write_text(text.replace(fault.old, fault.new))
     try:
         done = run_tests([fault.test], root)
     finally:
         path.write_text(text)
     if done.returncode not in (0, 1):
-        raise SystemExit(f"mutate: {fault.name}: pytest could not run:\n{done.stdout[-2000:]}")
+        stop(f"{fault.name}: pytest could not run:\n{done.stdout[-2000:]}")
     reason = next((line for line in done.stdout.splitlines() if line.startswith("E  ")), "")
     verdict = "caught" if done.returncode else "SURVIVED"
     print(f"{verdict:8}  {fault.name}  {reason[1:].strip()[:70]}", file=sys.stderr, flush=True)
@@ -366,12 +379,14 @@ def main() -> int:
     chosen = [fault for fault in FAULTS if parser.parse_args().only in fault.name]
     if not chosen:
         parser.error("no fault has such a name")
+    for fault in chosen:
+        check(fault)
     with tempfile.TemporaryDirectory(prefix="ptat-mutate-") as name:
         root = Path(name)
         copy(root)
         sound = run_tests(sorted({fault.test for fault in chosen}), root)
         if sound.returncode:
-            raise SystemExit(f"mutate: the tests fail without a fault:\n{sound.stdout[-2000:]}")
+            stop(f"the tests fail without a fault:\n{sound.stdout[-2000:]}")
         caught = sum(seed(fault, root) for fault in chosen)
     print(json.dumps({"seeded": len(chosen), "caught": caught}))
     return int(caught != len(chosen))
