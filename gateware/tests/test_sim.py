@@ -64,7 +64,7 @@ def test_link_that_stalls(stall, sys_ps):
         segments(100_000, seed=3), ranks=2, sys_ps=sys_ps, stall=stall
     )
     assert verdict.lost > 0
-    assert verdict.recovered > 10_000
+    assert verdict.recovered > 5_000
     assert (verdict.wrong, verdict.recovered + verdict.lost) == (0, verdict.requests)
 
 
@@ -85,7 +85,7 @@ def test_what_the_harness_refuses(tmp_path):
 
     simulation = run.Simulation(1, 2)
     simulation.flood(np.array([1 << run.CHANNEL_SHIFT], np.uint64))
-    with pytest.raises(SimulatorError, match="no such channel or port"):
+    with pytest.raises(SimulatorError, match="no such channel or bank"):
         simulation.execute(bus)
 
     simulation = run.Simulation(1, 2)
@@ -106,11 +106,9 @@ def test_without_verilator(monkeypatch):
 
 def test_coordinates_beyond_the_module():
     one = np.ones(1, np.uint64)
-    assert (
-        geometry.native_address(one, one, one, one * 8, ranks=2) == 1 << 11 | 1 << 10 | 1 << 7 | 1
-    )
-    with pytest.raises(ValueError, match="more than the 0 bits"):
-        geometry.native_address(one, one, one, one, ranks=1)
+    assert geometry.bank_address(one, one * 8) == 1 << 7 | 1
+    with pytest.raises(ValueError, match="more than the 10 bits"):
+        geometry.bank_address(one, one << 10)
 
 
 # The check --------------------------------------------------------------------------------------

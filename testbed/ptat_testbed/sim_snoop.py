@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ptat_gateware.sim import geometry, run
+from ptat_gateware.sim import run
 from ptat_host.dram import Window
 from ptat_parser import wire
 from ptat_parser.blocks import BusReader, Lost
 from ptat_parser.errors import PtatError
-from ptat_testbed.snooped import SnoopedMemory, bank_number
+from ptat_testbed.snooped import SnoopedMemory, bank_in_all
 
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
@@ -122,17 +122,11 @@ def from_trace(path: Path) -> Iterator[Requests]:
 
 
 def with_pauses(words: U64, rng: np.random.Generator) -> U64:
-    """Now and then a port waits, so that refresh finds banks idle, and rows are left open."""
+    """Now and then a bank's next request waits, so that refresh finds rows open and banks idle."""
     at = np.flatnonzero(rng.random(words.size) < 1e-3)
-    waits = np.array(
-        [
-            run.pause(int(clocks), int(port))
-            for clocks, port in zip(
-                rng.integers(1, 500, at.size), rng.integers(0, geometry.PORTS, at.size), strict=True
-            )
-        ],
-        np.uint64,
-    )
+    which = np.uint64((1 << run.PAUSE_SHIFT) - 1) & ~np.uint64((1 << run.BANK_SHIFT) - 1)
+    clocks = rng.integers(1, 500, at.size, np.uint64)
+    waits = np.uint64(1 << run.PAUSE_SHIFT) | words[at] & which | clocks
     return np.insert(words, at, waits)
 
 
@@ -269,7 +263,7 @@ def run_requests(
         result, _ = memory.execute(paths)
         streams = [read_stream(path, channel) for channel, path in enumerate(paths)]
     channel = result.channel.astype(np.uint64)
-    command_bank = bank_number(channel, result.bank.astype(np.uint64))
+    command_bank = bank_in_all(channel, result.bank.astype(np.uint64))
     expected = on_the_bus(requests, memory.bank_of(requests.address), command_bank)
     verdict = Verdict()
     for number, stream in enumerate(streams):

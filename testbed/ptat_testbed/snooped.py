@@ -87,8 +87,8 @@ class SnoopedMemory:
         """Requests for reads and writes of these physical addresses (64-byte lines)."""
         at = self.mapping.coordinates(addresses)
         return run.requests(
-            geometry.native_address(at["rank"], at["bank"], at["row"], at["column"], self.ranks),
-            geometry.port_of(at["rank"], at["bank"]),
+            geometry.bank_address(at["row"], at["column"]),
+            geometry.bank_number(at["rank"], at["bank"]),
             write.astype(np.uint64),
             at["channel"],
         )
@@ -96,7 +96,7 @@ class SnoopedMemory:
     def bank_of(self, addresses: U64) -> U64:
         """Channel, rank and bank of each address, as one number."""
         at = self.mapping.coordinates(addresses)
-        return bank_number(at["channel"], at["rank"] << np.uint64(geometry.BANK_BITS) | at["bank"])
+        return bank_in_all(at["channel"], geometry.bank_number(at["rank"], at["bank"]))
 
     def start(self) -> None:
         """Let the snoopers record."""
@@ -131,6 +131,6 @@ class SnoopedMemory:
         return result, counters
 
 
-def bank_number(channel: U64, bank: U64) -> U64:
-    """One number for a bank of a channel, its rank included in `bank`."""
+def bank_in_all(channel: U64, bank: U64) -> U64:
+    """One number for a channel's bank, `bank` being the controller's number."""
     return channel << np.uint64(geometry.RANK_BITS + geometry.BANK_BITS) | bank

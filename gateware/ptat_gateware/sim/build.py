@@ -18,11 +18,21 @@ HARNESS = Path(__file__).with_name("harness.cpp")
 DISTRIBUTIONS = ("migen", "litex", "litedram")
 VERILATOR = (
     *("verilator", "--cc", "--exe", "--build", "-j", "2", "--top-module", "top"),
-    *("-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert"),
+    # Verilator's makefile appends OPT_FAST, else -Os, to all other flags.
+    *(
+        "-MAKEFLAGS",
+        "OPT_FAST=-O2",
+        "-O3",
+        "--x-assign",
+        "fast",
+        "--x-initial",
+        "fast",
+        "--noassert",
+    ),
     # LiteX writes combinational processes with `<=`, and widths as Python has them.
     *("-Wno-fatal", "-Wno-lint", "-Wno-style", "-Wno-COMBDLY"),
 )
-CFLAGS = "-O3 -std=c++17 -Wall -Wextra -Werror"
+CFLAGS = "-std=c++17 -Wall -Wextra -Werror"
 HINT = "install Debian's verilator and build-essential (setup/packages.sh gateware)"
 
 
@@ -70,7 +80,7 @@ def _build(directory: Path, channels: int, ranks: int) -> None:
     (objects / "ptat_wire.h").write_text(wire.c_header())
     top = ["-m", "ptat_gateware.sim.top", "--channels", str(channels), "--ranks", str(ranks)]
     _run([sys.executable, *top, str(objects)], directory)
-    flags = f"{CFLAGS} -DPTAT_CHANNELS={channels} -I{objects}"
+    flags = f"{CFLAGS} -DPTAT_CHANNELS={channels} -DPTAT_RANKS={ranks} -I{objects}"
     _run(
         [*VERILATOR, "-CFLAGS", flags, "--Mdir", str(objects), "-o", "harness", str(HARNESS),
          "top.v"],

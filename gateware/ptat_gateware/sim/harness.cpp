@@ -12,15 +12,15 @@
  *   read ADDRESS            of a CSR; the values are printed at the end
  *   stall OPEN CLOSED SEED  the links take words in spells of about OPEN clocks, then none for
  *                           about CLOSED; CLOSED 0: always
- *   flood FILE              offer requests as fast as the controllers take them
+ *   flood FILE              offer requests as fast as the banks take them
  *   timed FILE TIMES GAP    one request at a time, in order, none before its time and none
  *                           within GAP ticks of the one before; idle time is skipped
  *   run CLOCKS              of the snooper
  *   drain CLOCKS            run until the links have been silent for so long
  *
- * FILE holds a 64-bit word for each request: 63 write, 62 pause, 61:60 channel, 59:56 port, 31:0
- * LiteDRAM's address. A pause is no request: in a flood its port waits 31:0 clocks; in timed
- * mode it only takes up its time. TIMES holds a 64-bit number of ticks for each request.
+ * FILE holds a 64-bit word for each request: 63 write, 62 pause, 61:60 channel, 59:56 bank, rank
+ * above, 31:0 address in the bank. A pause is no request: in a flood its bank waits 31:0 clocks; in
+ * timed mode it only takes up its time. TIMES holds a 64-bit number of ticks for each request.
  *
  * COLUMNS gets a 64-bit word for each column command on a DFI (and each pause of timed mode):
  * 63:60 channel (15: a pause), 59:56 rank and bank, 55:0 ticks. A tick is one CK; 0 is the first
@@ -53,12 +53,12 @@ namespace
 {
 
 constexpr unsigned phases = 4;
-constexpr unsigned ports = 4;
+constexpr unsigned banks = PTAT_RANKS * 8;
 constexpr unsigned channel_pause = 15;
 constexpr uint64_t request_write = UINT64_C(1) << 63;
 constexpr uint64_t request_pause = UINT64_C(1) << 62;
 constexpr unsigned request_channel_shift = 60;
-constexpr unsigned request_port_shift = 56;
+constexpr unsigned request_bank_shift = 56;
 constexpr unsigned column_channel_shift = 60;
 constexpr unsigned column_bank_shift = 56;
 constexpr unsigned csr_timeout_clocks = 1000;
@@ -121,7 +121,7 @@ class File
 	FILE *file_;
 };
 
-struct Port {
+struct Bank {
 	CData *valid, *ready, *we;
 	IData *addr;
 };
@@ -183,7 +183,7 @@ class Link
 	std::minstd_rand random_;
 };
 
-/* Requests of one port in a flood, as indices into all of them. */
+/* Requests of one bank in a flood, as indices into all of them. */
 struct Queue {
 	std::vector<uint32_t> requests;
 	size_t next = 0;
@@ -191,10 +191,10 @@ struct Queue {
 };
 
 struct Channel {
-	Port port[ports];
+	Bank bank[banks];
 	CData *column_phases, *column_bank;
 	Link link;
-	Queue queue[ports];
+	Queue queue[banks];
 };
 
 class Machine
@@ -203,13 +203,23 @@ class Machine
 	Machine(uint64_t snoop_ps, uint64_t sys_ps, const char *columns, char **bus)
 	    : columns_(columns, "wb"), snoop_ps_(snoop_ps), sys_ps_(sys_ps)
 	{
-#define PORT(c, p)                                                                                 \
-	{ &top_.port##c##p##_valid, &top_.port##c##p##_ready, &top_.port##c##p##_we,               \
-	  &top_.port##c##p##_addr }
+#define BANK(c, b)                                                                                 \
+	{ &top_.bank##c##_##b##_valid, &top_.bank##c##_##b##_ready, &top_.bank##c##_##b##_we,      \
+	  &top_.bank##c##_##b##_addr }
+#define RANK_0(c)                                                                                  \
+	BANK(c, 0), BANK(c, 1), BANK(c, 2), BANK(c, 3), BANK(c, 4), BANK(c, 5), BANK(c, 6),        \
+		BANK(c, 7)
+#define RANK_1(c)                                                                                  \
+	BANK(c, 8), BANK(c, 9), BANK(c, 10), BANK(c, 11), BANK(c, 12), BANK(c, 13), BANK(c, 14),   \
+		BANK(c, 15)
+#if PTAT_RANKS == 1
+#define RANKS(c) RANK_0(c)
+#else
+#define RANKS(c) RANK_0(c), RANK_1(c)
+#endif
 #define CHANNEL(c)                                                                                 \
 	{                                                                                          \
-		{ PORT(c, 0), PORT(c, 1), PORT(c, 2), PORT(c, 3) }, &top_.column##c##_phases,      \
-			&top_.column##c##_bank,                                                    \
+		{ RANKS(c) }, &top_.column##c##_phases, &top_.column##c##_bank,                    \
 			{ &top_.link##c##_valid, &top_.link##c##_ready, &top_.link##c##_last,      \
 			  &top_.link##c##_data, bus[c] },                                          \
 		{                                                                                  \
@@ -222,7 +232,10 @@ class Machine
 #endif
 		};
 #undef CHANNEL
-#undef PORT
+#undef RANKS
+#undef RANK_1
+#undef RANK_0
+#undef BANK
 		top_.sys_rst = top_.snoop_rst = 1;
 		for (int i = 0; i < 16; i++)
 			step();
@@ -254,8 +267,8 @@ class Machine
 	void after_snoop_edge();
 	void offer_flood();
 	void offer_timed();
-	void offer(uint64_t request, const Port &port);
-	void clear_ports();
+	void offer(uint64_t request, const Bank &bank);
+	void clear_banks();
 
 	Vtop top_;
 	Channel *channels_;
@@ -275,34 +288,34 @@ class Machine
 	bool offered_ = false, outstanding_ = false;
 };
 
-void Machine::offer(uint64_t request, const Port &port)
+void Machine::offer(uint64_t request, const Bank &bank)
 {
-	*port.valid = 1;
-	*port.we = !!(request & request_write);
-	*port.addr = static_cast<uint32_t>(request);
+	*bank.valid = 1;
+	*bank.we = !!(request & request_write);
+	*bank.addr = static_cast<uint32_t>(request);
 }
 
-void Machine::clear_ports()
+void Machine::clear_banks()
 {
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++)
-		for (const Port &port : channels_[c].port)
-			*port.valid = 0;
+		for (const Bank &bank : channels_[c].bank)
+			*bank.valid = 0;
 }
 
 void Machine::offer_flood()
 {
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++) {
-		for (unsigned p = 0; p < ports; p++) {
-			Queue &queue = channels_[c].queue[p];
-			const Port &port = channels_[c].port[p];
+		for (unsigned b = 0; b < banks; b++) {
+			Queue &queue = channels_[c].queue[b];
+			const Bank &bank = channels_[c].bank[b];
 
-			*port.valid = 0;
+			*bank.valid = 0;
 			if (queue.pause_clocks) {
 				queue.pause_clocks--;
 				continue;
 			}
 			if (queue.next < queue.requests.size())
-				offer((*requests_)[queue.requests[queue.next]], port);
+				offer((*requests_)[queue.requests[queue.next]], bank);
 		}
 	}
 }
@@ -310,7 +323,7 @@ void Machine::offer_flood()
 /* An uncached access waits for the one before: one request is on its way at a time. */
 void Machine::offer_timed()
 {
-	clear_ports();
+	clear_banks();
 	top_.advance = 0;
 	offered_ = false;
 	if (outstanding_ || accepted_ == requests_->size())
@@ -331,7 +344,7 @@ void Machine::offer_timed()
 		return;
 	}
 	offer(request, channels_[request >> request_channel_shift & 3]
-			       .port[request >> request_port_shift & 15]);
+			       .bank[request >> request_bank_shift & 15]);
 	offered_ = true;
 }
 
@@ -357,14 +370,14 @@ void Machine::after_snoop_edge()
 				accepted_++;
 			}
 		}
-		for (unsigned p = 0; p < ports; p++) {
-			if (!*channel.port[p].valid || !*channel.port[p].ready)
+		for (unsigned b = 0; b < banks; b++) {
+			if (!*channel.bank[b].valid || !*channel.bank[b].ready)
 				continue;
 			if (mode_ == TIMED) {
 				outstanding_ = true;
 				continue;
 			}
-			Queue &queue = channel.queue[p];
+			Queue &queue = channel.queue[b];
 			accepted_++;
 			queue.next++;
 			while (queue.next < queue.requests.size() &&
@@ -474,7 +487,7 @@ void Machine::flood(const std::vector<uint64_t> &requests)
 	for (size_t i = 0; i < requests.size(); i++) {
 		uint64_t request = requests[i];
 		Queue &queue = channels_[request >> request_channel_shift & 3]
-				       .queue[request >> request_port_shift & 15];
+				       .queue[request >> request_bank_shift & 15];
 
 		if (request & request_pause && queue.requests.empty()) {
 			queue.pause_clocks += static_cast<uint32_t>(request);
@@ -499,7 +512,7 @@ void Machine::flood(const std::vector<uint64_t> &requests)
 		}
 	}
 	mode_ = IDLE;
-	clear_ports();
+	clear_banks();
 }
 
 void Machine::timed(const std::vector<uint64_t> &requests, const std::vector<uint64_t> &times,
@@ -526,7 +539,7 @@ void Machine::timed(const std::vector<uint64_t> &requests, const std::vector<uin
 	}
 	mode_ = IDLE;
 	top_.advance = 0;
-	clear_ports();
+	clear_banks();
 }
 
 void Machine::finish()
@@ -548,8 +561,8 @@ std::vector<uint64_t> load_requests(const std::string &path)
 
 	for (uint64_t request : requests)
 		if ((request >> request_channel_shift & 3) >= PTAT_CHANNELS ||
-		    (request >> request_port_shift & 15) >= ports)
-			die(2, "%s: request %#" PRIx64 ": no such channel or port", path.c_str(),
+		    (request >> request_bank_shift & 15) >= banks)
+			die(2, "%s: request %#" PRIx64 ": no such channel or bank", path.c_str(),
 			    request);
 	return requests;
 }

@@ -24,7 +24,7 @@ CLOCK_PS = int(1e12 * PHASES / DRAM_CLOCK_HZ)
 WRITE_SHIFT = 63
 PAUSE_SHIFT = 62
 CHANNEL_SHIFT = 60
-PORT_SHIFT = 56
+BANK_SHIFT = 56
 # … and of its log of column commands.
 COLUMN_CHANNEL_SHIFT = 60
 COLUMN_BANK_SHIFT = 56
@@ -32,19 +32,19 @@ PAUSE_CHANNEL = 15
 _CSR_BITS = 32
 
 
-def requests(address: U64, port: U64, write: U64, channel: U64 | int = 0) -> U64:
-    """Words for the harness: reads and writes of LiteDRAM's native addresses."""
+def requests(address: U64, bank: U64, write: U64, channel: U64) -> U64:
+    """Words for the harness: reads and writes of addresses in banks, see `geometry`."""
     return (
         address
-        | port << np.uint64(PORT_SHIFT)
+        | bank << np.uint64(BANK_SHIFT)
         | np.uint64(channel) << np.uint64(CHANNEL_SHIFT)
         | write << np.uint64(WRITE_SHIFT)
     )
 
 
-def pause(clocks: int, port: int = 0) -> np.uint64:
-    """A word that is no request: the port waits. In a timed run it only takes up its time."""
-    return np.uint64(1 << PAUSE_SHIFT | port << PORT_SHIFT | clocks)
+def pause(clocks: int, bank: int = 0, channel: int = 0) -> np.uint64:
+    """A word that is no request: the bank's next waits. In a timed run it only takes its time."""
+    return np.uint64(1 << PAUSE_SHIFT | channel << CHANNEL_SHIFT | bank << BANK_SHIFT | clocks)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Simulation:
         self._script.append(f"stall {open_clocks} {closed_clocks} {seed}")
 
     def flood(self, words: U64) -> None:
-        """Offer requests as fast as the controllers take them; each port keeps its order."""
+        """Offer requests as fast as the banks take them; each bank keeps its order."""
         self._script.append(f"flood {self._file(words)}")
 
     def timed(self, words: U64, time_ticks: U64, gap_ticks: int) -> None:

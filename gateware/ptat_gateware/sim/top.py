@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The simulated machine: for each channel LiteDRAM's controller, its DFI, and a snooper on it.
 
-    harness ──requests──► LiteDRAM crossbar ─► controller ──DFI command phases──► (no DRAM)
+    harness ──requests of each bank──► LiteDRAM controller ──DFI command phases──► (no DRAM)
                             (domain "snoop")                        │
                                                                  Snooper
     harness ◄──CSR bus, 64-bit words of blocks (domain "sys")───────┘
@@ -23,7 +23,6 @@ from typing import Any
 
 from litedram.common import PhySettings
 from litedram.core.controller import ControllerSettings, LiteDRAMController
-from litedram.core.crossbar import LiteDRAMCrossbar
 from litedram.modules import MT16KTF1G64HZ
 from litedram.phy.model import get_sdram_phy_settings
 from litex.build.generic_platform import Pins, Subsignal
@@ -31,14 +30,14 @@ from litex.build.sim import SimPlatform
 from litex.gen import LiteXModule
 from litex.soc.integration.export import get_csr_json
 from litex.soc.integration.soc_core import SoCMini
-from litex.soc.interconnect import stream, wishbone
-from migen import Cat, ClockDomain, ClockDomainsRenamer, If, Record, Replicate, Signal
+from litex.soc.interconnect import wishbone
+from migen import Cat, ClockDomain, ClockDomainsRenamer, If, Record, Signal
 
 from ptat_gateware.sim.geometry import (
     BANK_BITS,
+    BANKS,
     DRAM_CLOCK_HZ,
     PHASES,
-    PORTS,
     RANK_BITS,
 )
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
@@ -51,7 +50,7 @@ ADVANCE_BITS = 32
 # Pins -----------------------------------------------------------------------------------------
 
 
-def _io(channels: int) -> list[Any]:
+def _io(channels: int, ranks: int) -> list[Any]:
     io: list[Any] = [
         ("sys_clk", 0, Pins(1)),
         ("sys_rst", 0, Pins(1)),
@@ -70,10 +69,10 @@ def _io(channels: int) -> list[Any]:
         ),
     ]
     for channel in range(channels):
-        for port in range(PORTS):
+        for bank in range(ranks * BANKS):
             io.append(
                 (
-                    f"port{channel}{port}",
+                    f"bank{channel}_{bank}",
                     0,
                     Subsignal("valid", Pins(1)),
                     Subsignal("ready", Pins(1)),
@@ -108,8 +107,9 @@ def _io(channels: int) -> list[Any]:
 class Controller(LiteXModule):
     """LiteDRAM's controller of one channel, without the DRAM.
 
-    ``ports``: native ports; a bank must always be asked through the same one, else the order
-    of its requests is the arbiter's. ``dfi``: command phases.
+    ``banks``: its request queues, those of the second rank after those of the first. The
+    crossbar that would share them out among masters is left out: each bank gets what it can take.
+    ``dfi``: command phases.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -126,18 +126,9 @@ class Controller(LiteXModule):
             DRAM_CLOCK_HZ / PHASES,
             ControllerSettings(),
         )
-        self.crossbar = LiteDRAMCrossbar(self.controller.interface)
-        self.ports = [self.crossbar.get_port() for _ in range(PORTS)]
+        interface = self.controller.interface
+        self.banks = [getattr(interface, f"bank{i}") for i in range(ranks * BANKS)]
         self.dfi = self.controller.dfi
-
-        # # #
-
-        for port in self.ports:
-            self.comb += [
-                port.wdata.valid.eq(1),
-                port.wdata.we.eq(Replicate(1, len(port.wdata.we))),
-                port.rdata.ready.eq(1),
-            ]
 
 
 # SoC ------------------------------------------------------------------------------------------
@@ -163,7 +154,7 @@ class SimSoC(SoCMini):
     """
 
     def __init__(self, channels: int, ranks: int) -> None:
-        platform = SimPlatform("SIM", _io(channels))
+        platform = SimPlatform("SIM", _io(channels, ranks))
         self.crg = _Clocks(platform)
         SoCMini.__init__(
             self,
@@ -195,20 +186,13 @@ class SimSoC(SoCMini):
     ) -> None:
         controller = ClockDomainsRenamer("snoop")(Controller(ranks))
         self.add_module(f"controller{channel}", controller)
-        for i, port in enumerate(controller.ports):
-            pads = platform.request(f"port{channel}{i}")
-            # Between registers the pins change little that Verilator would have to follow.
-            buffer = stream.Buffer([("we", 1), ("addr", len(port.cmd.addr))], pipe_ready=True)
-            self.submodules += ClockDomainsRenamer("snoop")(buffer)
+        for i, bank in enumerate(controller.banks):
+            pads = platform.request(f"bank{channel}_{i}")
             self.comb += [
-                buffer.sink.valid.eq(pads.valid),
-                buffer.sink.we.eq(pads.we),
-                buffer.sink.addr.eq(pads.addr),
-                pads.ready.eq(buffer.sink.ready),
-                port.cmd.valid.eq(buffer.source.valid),
-                port.cmd.we.eq(buffer.source.we),
-                port.cmd.addr.eq(buffer.source.addr),
-                buffer.source.ready.eq(port.cmd.ready),
+                bank.valid.eq(pads.valid),
+                bank.we.eq(pads.we),
+                bank.addr.eq(pads.addr),
+                pads.ready.eq(bank.ready),
             ]
         self._watch_columns(platform.request(f"column{channel}"), controller.dfi.phases)
 
