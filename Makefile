@@ -5,24 +5,23 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
-	kernel plugin check-exact bench faults fuzz sim-snoop usb-guest bitstream registers \
-	mutate-gateware \
-	fresh clean
+	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop usb-guest \
+	bitstream registers mutate-gateware fresh clean
 
 help:
-	@echo 'make demo         record gups and python3 in the testbed, report, validate'
-	@echo 'make test         lint and all tests (boots the patched kernel in QEMU)'
-	@echo 'make check-exact  every workload against the ground truth; SIZE=small|full'
-	@echo 'make bench        speed of the parser and cost of the plugin'
-	@echo 'make bench-parser speed of the parser; RECORDS=N'
-	@echo 'make faults       what each kind of damage does to the result; SESSION=DIR for a recorded one, too'
-	@echo 'make fuzz         fuzz every reader for MINUTES=10'
-	@echo 'make sim-snoop    the snooper on a simulated memory controller; REQUESTS=N'
-	@echo 'make bitstream    the capture device placed and routed; clocks and sizes checked'
-	@echo 'make mutate-gateware  do the tests of the gateware notice seeded faults?'
-	@echo 'make registers    the registers of the capture device, as Markdown'
-	@echo 'make usb-guest    ptat record --board usb:… on a real USB stack in the guest, with faults'
-	@echo 'make fresh        make demo in bare Debian 12 and 13 (root)'
+	@echo 'make demo             record gups and python3 in the testbed, report, validate'
+	@echo 'make test             lint and all tests (boots the patched kernel in QEMU)'
+	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
+	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
+	@echo 'make mutate-gateware  seeded faults, each of which a test must notice'
+	@echo 'make bitstream        place and route for ECP5: clocks reached, size'
+	@echo 'make registers        the register map of the gateware'
+	@echo 'make usb-guest        ptat record on a real USB stack, with faults on the way'
+	@echo 'make faults           what damage to a session does to its result'
+	@echo 'make fuzz             every reader against broken input; MINUTES=10'
+	@echo 'make bench            cost of the plugin, speed of the simulation'
+	@echo 'make bench-parser     speed of the parser; RECORDS=N'
+	@echo 'make fresh            make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
 
@@ -78,7 +77,6 @@ bench: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
 
 RECORDS ?= 100000000
-.PHONY: bench-parser
 bench-parser: .venv/ready
 	$(PYTHON) parser/bench.py --records $(RECORDS)
 
