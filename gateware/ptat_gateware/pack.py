@@ -157,8 +157,7 @@ class Encoder(LiteXModule):
 
         mark_code = Signal(wire.MARK_CODE_BITS)
         mark_argument = Signal(wire.MARK_ARGUMENT_BITS)
-        mark_waits, mark_pending = Signal(), Signal()
-        send_pending, settled = Signal(), Signal()
+        mark_pending, send_pending, settled = Signal(), Signal(), Signal()
         error_argument = Cat(
             error_kinds,
             Constant(0, wire.DECODE_ERROR_COUNT_SHIFT - ERROR_KINDS),
@@ -175,28 +174,24 @@ class Encoder(LiteXModule):
             (trigger_pending, wire.Mark.TRIGGER, trigger_by, trigger_done),
             (flush_pending, wire.Mark.FLUSH, 0, flush_done),
         ]
-        choice: Any = None
-        for pending, code, argument, done in marks:
-            statements = [
-                mark_waits.eq(1),
-                mark_code.eq(code),
-                mark_argument.eq(argument),
-                If(send_pending, done.eq(1)),
-            ]
-            choice = (
-                If(pending, *statements) if choice is None else choice.Elif(pending, *statements)
-            )
-        # For timing, `mark_pending` is a clock late: so it says nothing after a mark was sent, and
-        # STOP waits until it is `settled` that none is left.
+        # For timing, a mark is chosen a clock before it may be sent. So `mark_pending` says nothing
+        # after one was sent, and STOP waits until it is `settled` that none is left.
+        waiting = Cat(*(pending for pending, _, _, _ in marks))
+        choice = Signal(max=len(marks))
         self.sync.snoop += [
-            mark_pending.eq(mark_waits & ~send_pending),
+            mark_pending.eq((waiting != 0) & ~send_pending),
             settled.eq(fsm.ongoing("STOPPING") & ~send_pending),
+            *(If(marks[i][0], choice.eq(i)) for i in reversed(range(len(marks)))),
         ]
+        chosen = {
+            i: [mark_code.eq(code), mark_argument.eq(argument), If(send_pending, done.eq(1))]
+            for i, (_, code, argument, done) in enumerate(marks)
+        }
         # START, SAMPLE and STOP override them.
         force_code = Signal(wire.MARK_CODE_BITS)
         force_argument = Signal(wire.MARK_ARGUMENT_BITS)
         self.comb += [
-            choice,
+            Case(choice, chosen),
             If(force_code != 0, mark_code.eq(force_code), mark_argument.eq(force_argument)),
         ]
 
