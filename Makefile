@@ -67,6 +67,7 @@ test: setup .venv/gateware-ready packages-firmware lint
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
+	$(PYTHON) -m ptat_gateware.bitstream
 
 SIZE ?= full
 check-exact: setup .venv/gateware-ready
