@@ -174,13 +174,13 @@ def generate_soc(make: Callable[[], Any], name: str, directory: Path, **options:
         make(), output_dir=str(directory), gateware_dir=str(directory), compile_software=False
     )
     builder.build(build_name=name, run=False, **options)
+    for script in (*directory.glob("*.ys"), *directory.glob("*.tcl")):  # they are run elsewhere
+        script.write_text(script.read_text().replace(f"{directory}/", ""))
 
 
 def generate_ecpix5(ck_hz: int, name: str, directory: Path) -> None:
     """Write the ECPIX-5 target for a memory clock."""
     generate_soc(partial(ECPIX5, ck_hz), name, directory, synth_opts=f"{SYNTHESIS} ")
-    script = directory / f"{name}.ys"
-    script.write_text(script.read_text().replace(f"{directory}/", ""))  # built elsewhere
 
 
 def generate_bare(directory: Path) -> None:
