@@ -69,9 +69,6 @@ PATIENCE_S = 0.05
 Walks ahead of the program (speculation) read empty entries and never fault.
 """
 
-LAGS_ENOUGH = 64
-"""So many reads of empty entries show how soon after a read its fault event can come."""
-
 HOLD_S = 50e-6
 """A fault event waits so long for reads that the clocks may have put behind it."""
 
@@ -102,14 +99,13 @@ _U32 = np.int64(0xFFFF_FFFF)
     WALKS_WHOLE,
     WALKS_BROKEN,
     NEXT_HELD,  # the next fault event to be matched; it and those up to NEXT_TIMED wait
-    LAGS,  # fault events whose read was certain
     LAG_LEAST,  # least ticks from a read of an empty entry to its fault event
     RETRY_LEAST,  # … to the next read of the slot, with that event between
     LOSS_FLOOR,  # records before this one are separated from now by a loss
     EPOCH,  # `Rpt.epoch_ticks`
     FIRST_READ,  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
-) = range(23)
-COUNTERS = 23
+) = range(22)
+COUNTERS = 22
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -308,11 +304,7 @@ def _match_fault(
     old. Where accesses were lost since then, the read is left as it is, in doubt.
     """
     time = np.int64(timed.time[i])
-    latest = time
-    if count[LAG_LEAST] < 0:
-        latest -= count[LAG_LEAST]
-    elif count[LAGS] >= LAGS_ENOUGH:
-        latest -= count[LAG_LEAST] // 2
+    latest = time - min(count[LAG_LEAST], 0)
     behind = latest
     oldest = np.int64(0)
     if count[RETRY_LEAST] != LEAST_UNKNOWN:
@@ -352,7 +344,6 @@ def _take(i: Integer, line: Integer, t: Tables, timed: _Timed, count: I64) -> No
     t.owed[line] -= 1
     timed.read_ticks[i] = read_ticks
     count[FAULTS_EMPTY] += 1
-    count[LAGS] += 1
     count[LAG_LEAST] = min(count[LAG_LEAST], np.int64(timed.time[i]) - read_ticks)
 
 

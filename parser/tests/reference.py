@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ptat_parser import kernel_log
 from ptat_parser.kernel_log import TableEvent
-from ptat_parser.replay import FAULT, LAGS_ENOUGH, MISS, PMD_READ
+from ptat_parser.replay import FAULT, MISS, PMD_READ
 
 EMPTY, TABLE, LEAF, UNTRACED = "empty", "table", "leaf", "untraced"
 
@@ -214,11 +214,7 @@ class Reference:
 
     def blame(self, ticks: int, misses: list[Record]) -> None:
         least = min(self.lags, default=0)
-        latest = ticks
-        if least < 0:
-            latest -= least
-        elif len(self.lags) >= LAGS_ENOUGH:
-            latest -= least // 2
+        latest = ticks - min(least, 0)
         behind, oldest = latest, 0
         if self.retries:
             behind = max(latest, ticks - least + min(self.retries) // 4)

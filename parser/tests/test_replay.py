@@ -247,7 +247,7 @@ def test_fault_labels_bear_an_error_of_the_clocks(tmp_path, monkeypatch, error_n
     """The clocks are fitted to about a microsecond, and so near are a fault and its read."""
     machine = synthetic.Machine(3)
     mm = machine.exec()
-    for page in range(0x100, 0x100 + replaying.LAGS_ENOUGH):
+    for page in range(0x100, 0x140):
         machine.access(mm, page << 12, write=True)
     for page in range(0x180, 0x200):
         machine.access(mm, page << 12)

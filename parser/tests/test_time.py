@@ -35,7 +35,7 @@ def busy_machine(seed: int, cpus: int = 2):
     """Faults enough to learn from, then everything else, over seconds."""
     machine = synthetic.Machine(seed, cpus=cpus, region_pages=128)
     mm = machine.exec()
-    for page in range(2 * replaying.LAGS_ENOUGH):
+    for page in range(128):
         machine.access(mm, page << 12, write=True)
         machine.event("ptat_marker", cookie=0)
         machine.idle(20_000_000)
