@@ -29,6 +29,9 @@ HOSTNAME = "ptat"
 
 BOOT_TIMEOUT_S = 180.0
 SILENCE_TIMEOUT_S = 90.0
+
+HANGS = "the guest hangs: it has been silent for too long"
+HANGS_AT_BOOT = "the guest hangs: it does not get ready to record"
 """The guest says that it is alive every two seconds."""
 CHUNK_BYTES = 1 << 16
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -208,7 +211,7 @@ class Guest:
             try:
                 self._send(self._configuration)
                 with progress("booting the guest"):
-                    self._serve(BOOT_TIMEOUT_S, lambda: self._outcome.started)
+                    self._serve(BOOT_TIMEOUT_S, lambda: self._outcome.started, patient=False)
                 self._serve(SILENCE_TIMEOUT_S, lambda: self._stopped)
                 with progress("fetching the rest of the log, checking the guest's page tables"):
                     self._serve(SILENCE_TIMEOUT_S, self._finished)
@@ -225,7 +228,8 @@ class Guest:
         with contextlib.suppress(OSError):  # that the guest is gone shows where we read
             self._control.sendall(data)
 
-    def _serve(self, silence_s: float, until: Callable[[], bool]) -> None:
+    def _serve(self, silence_s: float, until: Callable[[], bool], *, patient: bool = True) -> None:
+        """Handle what comes; a sign of life renews the deadline of the `patient`."""
         deadline = time.monotonic() + silence_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
@@ -237,9 +241,10 @@ class Guest:
                         self._signal(number)
                 if self._control in ready:
                     self._receive()
-                    deadline = time.monotonic() + SILENCE_TIMEOUT_S
-                elif time.monotonic() > deadline:
-                    raise GuestDied("the guest hangs: it has been silent for too long")
+                    if patient:
+                        deadline = time.monotonic() + silence_s
+                if time.monotonic() > deadline and not until():
+                    raise GuestDied(HANGS if patient else HANGS_AT_BOOT)
 
     def _signal(self, number: int) -> None:
         again = self._outcome.interrupted

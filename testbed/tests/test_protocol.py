@@ -226,6 +226,23 @@ def test_guest_that_hangs(monkeypatch: pytest.MonkeyPatch):
     assert run(FakeInit.boot).failure == "the guest hangs: it has been silent for too long"
 
 
+def test_guest_that_lives_but_does_not_get_ready(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(guest, "BOOT_TIMEOUT_S", 0.5)
+
+    def play(init: FakeInit) -> None:
+        init.configure()
+        while not done.wait(0.05):
+            init.control.sendall(b"alive\n")
+
+    done = threading.Event()
+    with machine(play) as fake:
+        try:
+            with pytest.raises(BoardError, match="does not get ready to record"):
+                Guest(fake, REQUEST, 4096, lambda: None, lambda: None).run()
+        finally:
+            done.set()
+
+
 def test_log_that_cannot_be_written():
     def play(init: FakeInit) -> None:
         init.boot()
