@@ -136,39 +136,31 @@ def guest_initramfs() -> Path:
 
 def workloads() -> Path:
     """The directory of the built workloads (gups, seqpage, …)."""
-    key = hashlib.sha256()
-    for source in sorted(WORKLOADS.iterdir()):
-        if source.is_file():
-            key.update(source.name.encode() + b"\0" + source.read_bytes())
-    directory = cache_root() / f"workloads-{key.hexdigest()[:16]}"
-    if directory.exists():
-        return directory
-    with progress("compiling the workloads"), _new_directory(directory) as new:
-        command = ["make", "-s", "-C", str(WORKLOADS), f"OUT={new}"]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise BoardError(
-                f"the workloads do not compile: {done.stderr.strip()}",
-                "install Debian's build-essential",
-            )
-    return directory
+    sources = [source for source in WORKLOADS.iterdir() if source.is_file()]
+    return _made("workloads", WORKLOADS, sources, "OUT")
 
 
 def pretend_board() -> Path:
     """The program that plays a board, with the firmware's own logic."""
+    sources = [*BOARD.iterdir(), *FIRMWARE.glob("*.[ch]"), PROTOCOL]
+    return _made("pretend-board", BOARD, sources, "BUILD") / "pretend-board"
+
+
+def _made(name: str, folder: Path, sources: list[Path], out: str) -> Path:
+    """The directory of what `folder`'s Makefile makes of `sources`; `out` is its variable."""
     key = hashlib.sha256()
-    for source in [*sorted(BOARD.iterdir()), *sorted(FIRMWARE.glob("*.[ch]")), PROTOCOL]:
+    for source in sorted(sources):
         key.update(source.name.encode() + b"\0" + source.read_bytes())
-    directory = cache_root() / f"board-{key.hexdigest()[:16]}"
-    program = directory / "pretend-board"
-    if program.exists():
-        return program
-    with progress("compiling the pretend board"), _new_directory(directory) as new:
-        command = ["make", "-s", "-C", str(BOARD), f"BUILD={new}"]
+    directory = cache_root() / f"{name}-{key.hexdigest()[:16]}"
+    if directory.exists():
+        return directory
+    what = name.replace("-", " ")
+    with progress(f"compiling the {what}"), _new_directory(directory) as new:
+        command = ["make", "-s", "-C", str(folder), f"{out}={new}"]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise BoardError(
-                f"the pretend board does not compile: {done.stderr.strip()}",
+                f"the {what} cannot be compiled: {done.stderr.strip()}",
                 "install Debian's build-essential",
             )
-    return program
+    return directory

@@ -35,7 +35,6 @@ import pyarrow.parquet as pq
 
 from ptat_parser.kernel_log import ENTRY_SET, read_kernel_log
 from ptat_testbed import build
-from ptat_testbed.guest import HANGS_AT_BOOT
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 PTE_TABLE_SPAN_BYTES = 2 << 20
@@ -309,14 +308,7 @@ def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
     argv = [word.replace("{size}", chosen).replace("{selftest}", selftest) for word in row.argv]
     session = work / row.name
     start = time.monotonic()
-    command = ("record", "--output", str(session), *row.options, "--", *argv)
-    recorded = _ptat(*command)
-    boots = 1
-    if HANGS_AT_BOOT in recorded.stderr:
-        # Seen once in hundreds of boots, with two CPUs: nothing was recorded that could be wrong.
-        shutil.rmtree(session, ignore_errors=True)
-        recorded = _ptat(*command)
-        boots = 2
+    recorded = _ptat("record", "--output", str(session), *row.options, "--", *argv)
     result: dict[str, Any] = {"name": row.name, "misses": None, "exact": False, "lost": None}
     try:
         if recorded.returncode != 0:
@@ -345,7 +337,6 @@ def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
             row.oracle(run)
     except Wrong as wrong:
         result["error"] = str(wrong)
-    result["boots"] = boots
     result["seconds"] = round(time.monotonic() - start, 1)
     return result
 
