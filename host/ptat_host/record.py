@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -148,7 +149,7 @@ def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
     """Archive the captures, name the archives in `board`, and return the files they stand for.
 
     These may only go when ``session.json`` names the archives. A capture that cannot be archived
-    (no room for both, interrupted) stays as it is, which is as good to read.
+    (no room for both, interrupted) stays as it is, which is as good to read; the user is told.
     """
     archived = []
     for channel in board.get("channels", []):
@@ -156,10 +157,14 @@ def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
         target = raw.with_suffix(".ptb")
         if raw.suffix != ".raw":
             continue
-        with contextlib.suppress(OSError, KeyboardInterrupt):
+        try:
             archive.pack(raw, target)
-            channel["file"] = target.name
-            archived.append(raw)
+        except (OSError, KeyboardInterrupt) as error:
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else error
+            print(f"ptat: {raw} stays uncompressed: {why}", file=sys.stderr)
+            continue
+        channel["file"] = target.name
+        archived.append(raw)
     return archived
 
 

@@ -322,12 +322,13 @@ def test_the_capture_is_archived(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), KeyboardInterrupt()])
-def test_a_capture_that_cannot_be_archived_stays(monkeypatch, error):
+def test_a_capture_that_cannot_be_archived_stays(monkeypatch, capsys, error):
     def fail(*_):
         raise error
 
     behave(monkeypatch, with_channel)
     monkeypatch.setattr(archive.ArchiveWriter, "write", fail)
     assert main(["record", "-o", "out", "--", "true"]) == 0
+    assert "bus.0.raw stays uncompressed: " in capsys.readouterr().err
     assert channel_file() == "bus.0.raw"
     assert sorted(path.name for path in Path("out").iterdir()) == ["bus.0.raw", "session.json"]
