@@ -339,9 +339,9 @@ def check_ready(read: Callable[[str], int]) -> None:
 
 _DRAMA = (
     "after P. Pessl et al., DRAMA: Exploiting DRAM Addressing for Cross-CPU Attacks, USENIX"
-    " Security 2016; the two-channel functions agree with the authors' rowhammer.js, but which of them is"
-    " rank or bank, and the single-channel forms, were not checked against the paper; row and"
-    " column bits by the usual rule"
+    " Security 2016; the two-channel functions agree with the authors' rowhammer.js, but which"
+    " of them is rank or bank, and the single-channel forms, were not checked against the paper;"
+    " row and column bits by the usual rule"
 )
 
 
