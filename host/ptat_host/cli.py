@@ -214,6 +214,12 @@ def _add_record(commands: _Commands[_Parser]) -> None:
         action="store_true",
         help="exit with 1 if anything was lost on the way to the disk (default: only say it)",
     )
+    parser.add_argument(
+        "--archive",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compress the capture when the recording has ended (default: --archive)",
+    )
     _add_board_options(parser)
     parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
     parser.set_defaults(run=_record)
@@ -288,6 +294,7 @@ def _record(arguments: argparse.Namespace) -> int:
             region_bytes=region_bytes,
             options=options,
         ),
+        archive=arguments.archive,
     )
     size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
     if result.lost:

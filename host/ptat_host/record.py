@@ -21,7 +21,7 @@ from typing import Any
 
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
 from ptat_host.sizes import format_size
-from ptat_parser import archive, session
+from ptat_parser import session
 from ptat_parser.errors import PtatError
 
 FREE_BYTES_MIN = 256 << 20
@@ -109,12 +109,14 @@ def given_session(directory: Path) -> Path:
     return directory
 
 
-def record(board: Board, request: RecordRequest) -> RecordResult:
+def record(board: Board, request: RecordRequest, *, archive: bool = True) -> RecordResult:
     """Record into `request.session_dir`, which is there and empty, and describe the session.
 
     An interruption (Ctrl-C, SIGTERM) and a machine that dies leave a readable session that is
     marked incomplete. If nothing could be recorded there is no session: the directory goes too,
     unless the board left something in it that may explain why.
+
+    :param archive: compress the capture; else it stays as it came.
 
     :raises PtatError: nothing could be recorded.
     """
@@ -137,7 +139,7 @@ def record(board: Board, request: RecordRequest) -> RecordResult:
     content["incomplete_reason"] = None if result.complete else result.reason
     content["command"]["exit_status"] = result.exit_status
     description.add(result.metadata)
-    archived = _archive(content["board"], request.session_dir)
+    archived = _archive(content["board"], request.session_dir) if archive else []
     session.seal(content, request.session_dir)
     description.finish()
     for raw in archived:
@@ -151,6 +153,8 @@ def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
     These may only go when ``session.json`` names the archives. A capture that cannot be archived
     (no room for both, interrupted) stays as it is, which is as good to read; the user is told.
     """
+    from ptat_parser import archive  # numba: compiles for minutes where it is new and CPUs are slow
+
     archived = []
     for channel in board.get("channels", []):
         raw = directory / channel["file"]

@@ -321,6 +321,23 @@ def test_the_capture_is_archived(monkeypatch):
     assert Path("raw").read_bytes() == bytes(8192)
 
 
+def test_a_capture_can_be_left_as_it_came(monkeypatch):
+    behave(monkeypatch, with_channel)
+    assert main(["record", "-o", "out", "--no-archive", "true"]) == 0
+    assert Path("out/bus.0.raw").read_bytes() == bytes(8192)
+    assert described()["board"]["channels"][0]["file"] == "bus.0.raw"
+
+
+def test_recording_compiles_nothing():
+    """In an emulated guest, or on a slow machine, importing numba alone outlasts a recording."""
+    code = (
+        "import sys; from ptat_host import cli, record, live; import ptat_host.boards as boards\n"
+        "cli._parser(); [boards.load(name) for name in boards.names()]\n"
+        "sys.exit('numba' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), KeyboardInterrupt()])
 def test_a_capture_that_cannot_be_archived_stays(monkeypatch, capsys, error):
     def fail(*_):

@@ -21,7 +21,6 @@ from typing import BinaryIO
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter
 from ptat_testbed import run
 from ptat_testbed.qemu import Machine, MachineConfig
 
@@ -48,6 +47,8 @@ class TraceWriter:
     """
 
     def __init__(self, file: BinaryIO, region: range) -> None:
+        from ptat_parser.blocks import BlockWriter  # numba: only who records here waits for it
+
         self._writer = BlockWriter(file)
         self._region = region
         self._rest = b""

@@ -33,7 +33,6 @@ from ptat_gateware.sim import build, run
 from ptat_host.boards.base import BoardError, Check
 from ptat_host.dram import WINDOW_UNIT_BYTES, Window
 from ptat_parser import truth
-from ptat_parser.blocks import BusReader
 from ptat_testbed.snooped import SnoopedMemory
 
 U64 = npt.NDArray[np.uint64]
@@ -139,6 +138,8 @@ def check() -> Check:
 
 
 def _read(path: Path) -> _Accesses:
+    from ptat_parser.blocks import BusReader  # numba: `ptat record --help` is not to wait for it
+
     times, addresses, writes = [], [], []
     for chunk in BusReader(path):
         if chunk.lost:
@@ -151,6 +152,8 @@ def _read(path: Path) -> _Accesses:
 
 def _stamp_offset(paths: list[Path], result: run.Result) -> np.uint64:
     """Ticks from a command, as the harness counts, to its stamp: a constant of the snooper."""
+    from ptat_parser.blocks import BusReader
+
     for channel, path in enumerate(paths):
         here = np.flatnonzero(result.channel == channel)
         for chunk in BusReader(path, channel):

@@ -11,7 +11,6 @@ from typing import Any
 
 from ptat_host.boards import stream
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
-from ptat_parser import archive
 from ptat_parser.errors import PtatError
 from ptat_parser.session import Session
 
@@ -55,6 +54,8 @@ class FileBoard:
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Copy the session; see `Board.record`. Runs nothing."""
+        from ptat_parser import archive  # numba: who records with another board does without
+
         session = self._session()
         description: dict[str, Any] = json.loads((session.path / "session.json").read_text())
         metadata = {key: description[key] for key in ("board", "region", "kernel", "cpu")}
