@@ -259,7 +259,6 @@ def _page_table(report: dict[str, Any]) -> Table:
 
 def _circumstances(report: dict[str, Any]) -> Table:
     """How the trace was taken."""
-    clock = report["clock"]
     cpu = report["cpu"].get("tlb") or report["cpu"].get("name") or "unknown"
     table = Table(box=None, pad_edge=False, show_header=False, style="dim")
     table.add_row("session", Text(f"{report['session']}, {report['created_utc'] or 'undated'}"))
@@ -273,10 +272,15 @@ def _circumstances(report: dict[str, Any]) -> Table:
         f"{report['levels']} tables in a region of {format_size(report['region_bytes'])},"
         f" {'with' if report['children'] else 'without'} the command's children",
     )
+    clock = report["clock"]
+    entries = f" and {_count(clock['entry_pairs'])} entries" if clock["entry_pairs"] else ""
     table.add_row(
         "clocks",
-        f"{_count(clock['pairs'])} markers, drift {clock['drift_ppm']:.3f} ppm,"
-        f" residual {clock['residual_ns']:.0f} ns",
+        f"{_count(clock['pairs'])} markers{entries}, offset {clock['offset_ns'] / 1e9:.9f} s",
+    )
+    bound = "" if clock["error_ns"] is None else f", error at most {clock['error_ns']:.0f} ns"
+    table.add_row(
+        "", f"drift {clock['drift_ppm']:.3f} ppm, residual {clock['residual_ns']:.0f} ns{bound}"
     )
     return table
 

@@ -111,7 +111,14 @@ def make_session(directory: Path) -> None:
         "lost": 0,
         "losses": {"accesses": 0, "blocks": 0, "kernel_events": 0},
         "unexplained": {"reads": 0, "stores": 0, "events": 0, "examples": []},
-        "clock": {"pairs": 1234, "drift_ppm": 0.125, "residual_ns": 431.5},
+        "clock": {
+            "pairs": 1234,
+            "entry_pairs": 567,
+            "offset_ns": 2_692_307_693,
+            "drift_ppm": 0.125,
+            "residual_ns": 431.5,
+            "error_ns": 890.1,
+        },
         "warnings": [],
     }
     write_summary(directory, summary)

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from ptat_parser import clock, cluster, gaps, kernel_log, markers, spans, wire
 from ptat_parser import replay as replaying
+from ptat_parser.anchors import EntryStores
 from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
@@ -156,7 +157,8 @@ def _parse_into(
     log = kernel_log.read_kernel_log(session.kernel_path)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
-    found = survey(reader, session.region, progress)
+    entry_stores = EntryStores(session, log)
+    found = survey(reader, session.region, progress, entry_stores)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
         if session.complete and not there:
             if not salvage:
@@ -167,12 +169,12 @@ def _parse_into(
             found.losses.blocks = max(found.losses.blocks, 1)
     nominal = session.kernel.tsc_hz / channel.tick_hz
     placement = markers.place(log.tables, found.stores, session.region.marker_slots, nominal)
-    fitted = clock.fit(
-        found.stores.time_ticks[placement.store],
-        log.tables["time"][placement.event],
-        channel.tick_hz,
-        session.kernel.tsc_hz,
+    pairs = clock.Pairs(
+        found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
     )
+    fitted = clock.fit(*pairs, channel.tick_hz, session.kernel.tsc_hz)
+    entry_pairs = entry_stores.pairs(fitted)
+    fitted = clock.fit(*pairs, channel.tick_hz, session.kernel.tsc_hz, entry_pairs)
     possible = 0 <= fitted.origin_cycles < 1 << 64 and fitted.cycles_per_tick > 0
     if not possible or fitted.residual_ns > clock.DELAY_MAX_NS:
         raise BadInput(

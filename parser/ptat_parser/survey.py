@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ptat_parser import wire
+from ptat_parser.anchors import EntryStores
 from ptat_parser.blocks import END_OF_TIME, Chunk
 from ptat_parser.errors import ParseError
 from ptat_parser.markers import MarkerStores
@@ -78,8 +79,13 @@ class Survey:
     chunks: list[FirstAccess | None] = field(default_factory=list)  # of the reader
 
 
-def survey(reader: Reader, region: Region, progress: Progress = no_progress) -> Survey:
-    """Read the whole stream once.
+def survey(
+    reader: Reader,
+    region: Region,
+    progress: Progress = no_progress,
+    entry_stores: EntryStores | None = None,
+) -> Survey:
+    """Read the whole stream once. `entry_stores` are shown the stores that are no markers.
 
     Raises `ParseError` for a damaged stream and for one that is of another region.
     """
@@ -95,6 +101,9 @@ def survey(reader: Reader, region: Region, progress: Progress = no_progress) -> 
             inside = bool(np.any(chunk.address - base < np.uint64(region.size_bytes)))
         rows = np.flatnonzero(chunk.write)
         offset = chunk.address[rows] - base
+        if entry_stores:
+            entries = rows[offset >= marker_bytes]
+            entry_stores.note(chunk.time[entries], chunk.address[entries])
         rows = rows[offset < marker_bytes]
         offset = offset[offset < marker_bytes]
         position.append(rows + found.accesses)

@@ -35,6 +35,62 @@ def test_drift_and_offset_under_delays(ppm):
     assert 400 < fitted.residual_ns < 2000
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_entries_bound_the_error(seed):
+    """Markers from above, entries from below: the truth is no further than `error_ns`."""
+    choose = np.random.default_rng(seed)
+    true_ppm = choose.uniform(-200, 200)
+    true_slope = 2.6 * (1 + true_ppm * 1e-6)
+    span = choose.choice([1e6, 1e8, 1e10])
+
+    def at(n, delay):
+        ticks = np.sort(choose.integers(0, int(span), n)) + 5_000_000
+        cycles = 7_000_000_000 + ticks * true_slope + delay(n) * 2.6
+        return clock.Pairs(ticks.astype(np.uint64), np.round(cycles).astype(np.uint64))
+
+    few = at(choose.integers(2, 30), lambda n: choose.exponential(3000, n))
+    entries = at(choose.integers(1, 300), lambda n: -200 - choose.exponential(2000, n))
+    fitted = clock.fit(*few, TICK_HZ, CYCLES_HZ, entries)
+    assert fitted.entry_pairs == entries.ticks.size
+    both = np.concatenate([few.ticks, entries.ticks])
+    ends = np.array([both.min(), both.max()], np.uint64)
+    true_ns = (7_000_000_000 + ends * true_slope) / 2.6
+    assert np.abs(fitted.to_ns(ends) - true_ns).max() <= fitted.error_ns + 2
+    # No pair contradicts it: an event is after its marker, and before its entry's store.
+    assert np.all(fitted.to_ticks(few.cycles) + np.uint64(2) >= few.ticks)
+    assert np.all(fitted.to_ticks(entries.cycles) <= entries.ticks + np.uint64(2))
+
+
+def test_many_entries_are_better_than_few_markers():
+    errors = []
+    for seed in range(20):
+        choose = np.random.default_rng(seed)
+        ticks = np.sort(choose.integers(0, 10**9, 330)).astype(np.uint64)
+        cycles = 5_000_000_000 + ticks * 2.6
+        marker = np.arange(330) % 11 == 0
+        late = choose.exponential(3000, 330) * 2.6
+        few = ticks[marker], np.round(cycles + late)[marker].astype(np.uint64)
+        early = np.round(cycles - 300 - late).astype(np.uint64)
+        entries = clock.Pairs(ticks[~marker], early[~marker])
+        end = np.array([10**9], np.uint64)
+        errors.append(
+            [
+                abs(int(clock.fit(*few, TICK_HZ, CYCLES_HZ, pairs).to_ns(end)[0]) - 2923076923)
+                for pairs in (clock.NO_PAIRS, entries)
+            ]
+        )
+    without, with_entries = np.mean(errors, axis=0)
+    assert with_entries < without / 2
+
+
+def test_pairs_that_contradict_each_other_are_an_error():
+    ticks = np.arange(0, 10**9, 10**7, dtype=np.uint64)
+    cycles = 5_000_000_000 + (ticks * 2.6).astype(np.uint64)
+    entries = clock.Pairs(ticks, cycles + np.uint64(2600))
+    fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ, entries)
+    assert fitted.error_ns == pytest.approx(1000, abs=2)
+
+
 def test_short_recordings_keep_the_nominal_frequency():
     ticks = np.array([1000, 1010], np.uint64)
     cycles = np.array([5000, 9000], np.uint64)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Pairs of entry events and stores, which tie the clocks together besides the markers.
+
+The kernel logs an entry and then stores it to the region: the bus sees the store of that slot a
+little later. Which store is an event's is certain where nothing else happens to the line for a
+while, no other event, no other store, and no event before still waits for its store.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import kernel_log
+from ptat_parser.clock import NO_PAIRS, Clock, Pairs
+from ptat_parser.kernel_log import KernelLog
+from ptat_parser.session import Session
+
+U64 = npt.NDArray[np.uint64]
+
+ALONE_S = 50e-6
+"""An event and its store are not further from each other, and other ones of the line are."""
+
+EVENTS_MAX = 1 << 14
+STORES_MAX = 1 << 20
+"""More of them would not make the clocks any better."""
+
+
+class EntryStores:
+    """The stores of lines that entry events name, noted while the stream goes by."""
+
+    def __init__(self, session: Session, log: KernelLog) -> None:
+        region = session.region
+        granularity = np.uint64(session.board.granularity_bytes)
+        entries = log.timed[log.timed["kind"] != kernel_log.FAULT]
+        slot = np.concatenate([log.tables["slot_pa"], entries["slot_pa"]])
+        cycles = np.concatenate([log.tables["time"], entries["time"]])
+        inside = slot - np.uint64(region.base) < np.uint64(region.size_bytes)
+        line, cycles = slot[inside] // granularity, cycles[inside]
+        step = max(line.size // EVENTS_MAX, 1)
+        self._lines = np.unique(line[np.argsort(cycles)][::step])
+        wanted = np.isin(line, self._lines)
+        self._events = line[wanted], cycles[wanted]
+        self._granularity = granularity
+        self._alone_ticks = ALONE_S * session.channel.tick_hz
+        self._stores: list[tuple[U64, U64]] = []
+        self._noted = 0
+
+    def note(self, ticks: U64, address: U64) -> None:
+        """Stores of the stream."""
+        if self._noted >= STORES_MAX or not self._lines.size:
+            return
+        line = address // self._granularity
+        at = np.minimum(np.searchsorted(self._lines, line), self._lines.size - 1)
+        wanted = self._lines[at] == line
+        self._stores.append((line[wanted], ticks[wanted]))
+        self._noted += int(np.count_nonzero(wanted))
+
+    def pairs(self, clock: Clock) -> Pairs:
+        """Those that are certain; `clock` is right to half of `ALONE_S`."""
+        if not self._noted:
+            return NO_PAIRS
+        event_line, cycles = self._events
+        store_line, store_ticks = (np.concatenate(c) for c in zip(*self._stores, strict=True))
+        line = np.concatenate([event_line, store_line])
+        # An event comes before its store, also where the clock is wrong.
+        event_ticks = clock.to_ticks(cycles).astype(np.float64) - self._alone_ticks / 2
+        ticks = np.concatenate([event_ticks, store_ticks.astype(np.float64)])
+        order = np.lexsort((ticks, line))
+        line, ticks, is_event = line[order], ticks[order], order < cycles.size
+        begins = np.concatenate([[True], line[1:] != line[:-1], [True]])
+        gap = np.concatenate([[0], np.diff(ticks), [0]])  # before each, and after the last
+        gap[begins] = np.inf
+        waits = np.concatenate([[False], is_event[:-1]]) & ~begins[:-1]  # the one before it
+        found = np.flatnonzero(is_event[:-1] & ~waits[:-1] & (gap[:-2] > self._alone_ticks))
+        found = found[
+            ~is_event[found + 1]
+            & (gap[found + 1] <= self._alone_ticks)
+            & (gap[found + 2] > self._alone_ticks)
+        ]
+        event, store = order[found], order[found + 1] - cycles.size
+        return Pairs(store_ticks[store], cycles[event])
