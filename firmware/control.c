@@ -54,9 +54,9 @@ static uint8_t start(struct control *control, struct exchange *exchange)
 		return PTAT_PROTO_STATUS_WRONG_STATE;
 	/* The owner who asks again has not got our answer. */
 	if (control->state != PTAT_PROTO_STATE_RECORDING) {
+		control->owner = exchange->host;
 		control->hw->start(control->hw->context);
 		control->state = PTAT_PROTO_STATE_RECORDING;
-		control->owner = exchange->host;
 		control->heard_ms = control->hw->now_ms(control->hw->context);
 	}
 	return answer_word(exchange, control->state);
@@ -150,10 +150,22 @@ static void load_table(const struct hardware *hw, const struct ptat_proto_matrix
 	}
 }
 
+void control_load_matrix(const struct hardware *hw, const struct ptat_proto_matrix *matrix)
+{
+	unsigned int slice = hw->table_slice_bits;
+
+	hw->set_mapped(hw->context, false);
+	for (unsigned int bit = 0; bit < PTAT_PROTO_MATRIX_COLUMNS; bit += slice) {
+		unsigned int left = PTAT_PROTO_MATRIX_COLUMNS - bit;
+
+		load_table(hw, matrix, bit, left < slice ? left : slice);
+	}
+	hw->set_remap(hw->context, matrix->remap_first, matrix->remap_offset);
+	hw->set_mapped(hw->context, true);
+}
+
 static uint8_t set_matrix(struct control *control, struct exchange *exchange)
 {
-	const struct hardware *hw = control->hw;
-	unsigned int slice = hw->table_slice_bits;
 	struct ptat_proto_matrix matrix;
 	uint64_t all;
 
@@ -164,14 +176,7 @@ static uint8_t set_matrix(struct control *control, struct exchange *exchange)
 	if (all >> ADDRESS_UNITS_BITS || matrix.remap_first >> REMAP_BITS ||
 	    matrix.remap_offset >> REMAP_BITS)
 		return PTAT_PROTO_STATUS_BAD_ARGUMENT;
-	hw->set_mapped(hw->context, false);
-	for (unsigned int bit = 0; bit < PTAT_PROTO_MATRIX_COLUMNS; bit += slice) {
-		unsigned int left = PTAT_PROTO_MATRIX_COLUMNS - bit;
-
-		load_table(hw, &matrix, bit, left < slice ? left : slice);
-	}
-	hw->set_remap(hw->context, matrix.remap_first, matrix.remap_offset);
-	hw->set_mapped(hw->context, true);
+	control_load_matrix(control->hw, &matrix);
 	return PTAT_PROTO_STATUS_OK;
 }
 

@@ -30,6 +30,9 @@ void control_init(struct control *control, const struct hardware *hw,
  */
 size_t control_handle(struct control *control, const void *request, size_t size, void *response);
 
+/* Writes the tables of an address mapping. */
+void control_load_matrix(const struct hardware *hw, const struct ptat_proto_matrix *matrix);
+
 /* To be called often: ends a recording whose host is gone. */
 void control_poll(struct control *control);
 

@@ -4,7 +4,7 @@
 #
 # Installs the Debian packages that ptat is built and run with; with "gateware",
 # those that simulating the gateware needs, too; with "firmware", those that
-# testing the firmware needs. Does nothing, fast, when all are there.
+# testing and compiling the firmware needs. Does nothing, fast, when all are there.
 set -euo pipefail
 
 die() {
@@ -31,8 +31,8 @@ qemu_major_min=10
 case "${1:-}" in
 "") ;;
 gateware) packages+=(verilator) ;;
-# clang is for libFuzzer
-firmware) packages+=(libcmocka-dev clang libclang-rt-dev) ;;
+# clang is for libFuzzer; ninja builds picolibc
+firmware) packages+=(libcmocka-dev clang libclang-rt-dev gcc-riscv64-unknown-elf ninja-build) ;;
 *) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware]" ;;
 esac
 

@@ -24,7 +24,7 @@ WINDOW_BITS = wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT - WINDOW_UNIT_S
 SAMPLE_BITS = 16
 
 # Origin of a trigger: argument of the marks TRIGGER and STOP.
-BY_HOST, BY_WINDOW, BY_PIN = range(3)
+BY_HOST, BY_WINDOW, BY_PIN, BY_WATCHDOG = range(4)
 
 # What the windows say of an access. `exact`: it must not be left out by sampling.
 selected_layout: Layout = [*access_layout, ("exact", 1), ("start", 1), ("stop", 1)]
@@ -126,7 +126,7 @@ class Trigger(LiteXModule):
         self.pin = Signal()
         self.started = Signal()
         self.stopped = Signal()
-        self.by = Signal(max=BY_PIN + 1)
+        self.by = Signal(max=BY_WATCHDOG + 1)
         self.one_in = Signal(SAMPLE_BITS)
 
         self._trigger = CSRStorage(
@@ -155,7 +155,11 @@ class Trigger(LiteXModule):
         self.sync.snoop += [pin_before.eq(pin), edge.eq(pin & ~pin_before)]
 
         is_open, over = Signal(), Signal()
-        left = Signal(SAMPLE_BITS)  # sampled accesses to leave out before the next one
+        # Sampled accesses to leave out before the next one, less 1: the top bit says that there are
+        # none left, so that no comparison is in the way.
+        left = Signal(SAMPLE_BITS + 1, reset=2 ** (SAMPLE_BITS + 1) - 1)
+        left_again = Signal(SAMPLE_BITS + 1)
+        self.sync.snoop += left_again.eq(self.one_in - 2)
         start_by_pin = edge & chosen.start_pin
         stop_by_pin = edge & chosen.stop_pin & is_open
         now_open: Any = is_open | start_by_pin | ~(chosen.start_window | chosen.start_pin)
@@ -173,14 +177,11 @@ class Trigger(LiteXModule):
             by_window_stop |= hit_stop
             now_over = now_over | hit_stop
 
-            after = Signal(SAMPLE_BITS)
-            none_left = now_left == 0
+            after = Signal(SAMPLE_BITS + 1)
+            none_left = now_left[-1]
             self.comb += [
                 after.eq(now_left),
-                If(
-                    inside & ~sink.exact,
-                    after.eq(Mux(none_left, self.one_in, now_left) - 1),
-                ),
+                If(inside & ~sink.exact, after.eq(Mux(none_left, left_again, now_left - 1))),
             ]
             self.sync.snoop += [
                 source.valid.eq(inside & (sink.exact | none_left)),
@@ -193,7 +194,7 @@ class Trigger(LiteXModule):
         self.sync.snoop += [
             is_open.eq(self.enable & now_open),
             over.eq(self.enable & now_over),
-            left.eq(Mux(self.enable, now_left, 0)),
+            left.eq(Mux(self.enable, now_left, 2 ** len(left) - 1)),
             self.started.eq(self.enable & ~over & (start_by_pin & ~is_open | by_window_start)),
             self.stopped.eq(self.enable & ~over & (stop_by_pin | by_window_stop)),
             self.by.eq(Mux(by_window_start | by_window_stop, BY_WINDOW, BY_PIN)),

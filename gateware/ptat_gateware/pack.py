@@ -418,12 +418,15 @@ class Packer(LiteXModule):
     come at 1,021 in 1,024 clocks for ever. The CRC is left to `Seal`.
 
     A block ends when it is full, after a STOP or FLUSH mark, or when it has been open for
-    ``flush_timeout``; what is missing is padding.
+    ``flush_timeout``; what is missing is padding. After a pulse of ``restart`` the next one, which
+    must not have begun, is number 0.
     """
 
     def __init__(self) -> None:
         self.sink = sink = stream.Endpoint([("word", WORD_BITS)])
         self.source = source = stream.Endpoint([("data", WORD_BITS)])
+        self.restart = Signal()
+        self.open = Signal()  # a block has begun and is not whole
 
         self._channel = CSRStorage(
             wire.HEADER_CHANNEL_BITS,
@@ -476,6 +479,7 @@ class Packer(LiteXModule):
             Constant(wire.Tag.CHECK, WORD_BITS - wire.TAG_SHIFT),
         )
         self.comb += [
+            self.open.eq(~opening),
             inside.eq(~(opening | timing | ending)),
             source.valid.eq(Mux(inside, padding | sink.valid, ~opening | sink.valid)),
             sink.ready.eq(inside & ~padding & source.ready),
@@ -511,6 +515,7 @@ class Packer(LiteXModule):
                 padding.eq(0),
                 self._blocks.status.eq(self._blocks.status + 1),
             ),
+            If(self.restart, self._blocks.status.eq(0)),
         ]
 
         # Timeout and counters -----------------------------------------------------------------

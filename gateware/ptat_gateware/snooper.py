@@ -25,12 +25,12 @@ from typing import Any
 
 from litex.gen import LiteXModule
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
-from migen import Cat, If, Signal
+from migen import Cat, If, Mux, Signal
 from migen.genlib.cdc import MultiReg, PulseSynchronizer
 
 from ptat_gateware.address import AddressMap
 from ptat_gateware.buffer import Buffer, CrossingFIFO, LaneSerializer
-from ptat_gateware.filter import Trigger, WindowFilter
+from ptat_gateware.filter import BY_WATCHDOG, Trigger, WindowFilter
 from ptat_gateware.layouts import Illegal
 from ptat_gateware.pack import WORD_BITS, Encoder, Packer
 from ptat_gateware.stamp import Stamp
@@ -45,8 +45,10 @@ class Snooper(LiteXModule):
     ``decoder`` (`ptat_gateware.snoop`) becomes a part of it. ``advance`` skips clocks of the time,
     for simulations.
 
-    ``sync_pulse`` and ``trigger_pin`` may be asynchronous. ``buffer`` holds the finished blocks;
-    by default 64 KiB in block RAM.
+    ``sync_pulse`` and ``trigger_pin`` may be asynchronous. ``halt`` (domain ``sys``) ends a
+    recording with a STOP mark that says it was the watchdog. A pulse of ``restart`` (``sys``),
+    given while nothing is under way, lets blocks count from 0 again. ``buffer`` holds the finished
+    blocks; by default 64 KiB in block RAM.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Snooper(LiteXModule):
         lanes = len(decoder.sources)
         self.sync_pulse = Signal()
         self.trigger_pin = Signal()
+        self.halt = Signal()
+        self.restart = Signal()
         self.advance = Signal(32)
 
         self._control = CSRStorage(
@@ -81,6 +85,12 @@ class Snooper(LiteXModule):
         self._status = CSRStatus(
             fields=[
                 CSRField("recording", size=1, description="START is under way, STOP is not yet."),
+                CSRField(
+                    "open",
+                    size=1,
+                    description="Words wait in front of the buffer, or a block is not yet whole."
+                    " Read it again after recording became 0: what was under way is seen late.",
+                ),
             ],
             description="State.",
         )
@@ -127,6 +137,8 @@ class Snooper(LiteXModule):
             fifo.source.ready.eq(serializer.sink.ready),
             serializer.source.connect(packer.sink),
             packer.source.connect(buffer.sink),
+            packer.restart.eq(self.restart),
+            self._status.fields.open.eq(fifo.source.valid | packer.open),
         ]
 
         # Control and events -------------------------------------------------------------------
@@ -137,6 +149,7 @@ class Snooper(LiteXModule):
         self.specials += [
             MultiReg(self._control.fields.run, encoder.run, "snoop"),
             MultiReg(buffer.half_empty, half_empty := Signal(), "snoop"),
+            MultiReg(self.halt, halt := Signal(), "snoop"),
             MultiReg(encoder.recording, self._status.fields.recording, "sys"),
         ]
         self.comb += [
@@ -159,8 +172,8 @@ class Snooper(LiteXModule):
             trigger.enable.eq(encoder.enable),
             trigger.pin.eq(self.trigger_pin),
             encoder.started.eq(trigger.started),
-            encoder.stopped.eq(trigger.stopped),
-            encoder.by.eq(trigger.by),
+            encoder.stopped.eq(trigger.stopped | halt),
+            encoder.by.eq(Mux(halt, BY_WATCHDOG, trigger.by)),
             encoder.one_in.eq(trigger.one_in),
         ]
 

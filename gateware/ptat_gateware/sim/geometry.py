@@ -14,6 +14,8 @@ U64 = npt.NDArray[np.uint64]
 PHASES = 4
 DRAM_CLOCK_HZ = 800e6
 """CK: one tick of the snooper's time."""
+CLOCK_PS = int(1e12 * PHASES / DRAM_CLOCK_HZ)
+"""Period of the snooper's clock."""
 RANK_BITS = 1
 RANKS_MAX = 1 << RANK_BITS
 BANK_BITS = 3

@@ -30,13 +30,10 @@
  * stderr where the script or a file is wrong, 1 where the machine does what it must not.
  */
 #include <algorithm>
-#include <cerrno>
 #include <cinttypes>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <iomanip>
 #include <iostream>
@@ -46,86 +43,15 @@
 #include <vector>
 
 #include "Vtop.h"
+#include "bus.h"
 #include "ptat_wire.h"
 #include "verilated.h"
 
 namespace
 {
 
-constexpr unsigned phases = 4;
-constexpr unsigned banks = PTAT_RANKS * 8;
-constexpr unsigned channel_pause = 15;
-constexpr uint64_t request_write = UINT64_C(1) << 63;
-constexpr uint64_t request_pause = UINT64_C(1) << 62;
-constexpr unsigned request_channel_shift = 60;
-constexpr unsigned request_bank_shift = 56;
-constexpr unsigned column_channel_shift = 60;
-constexpr unsigned column_bank_shift = 56;
 constexpr unsigned csr_timeout_clocks = 1000;
-constexpr uint64_t advance_max_clocks = UINT32_MAX;
 constexpr uint64_t hang_clocks = 1000000;
-/* From a column command to its stamp, with room to spare: only then may time jump. */
-constexpr uint64_t settle_ticks = 32 * phases;
-
-[[noreturn]] __attribute__((format(printf, 2, 3))) void die(int status, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	fputs("harness: ", stderr);
-	vfprintf(stderr, format, arguments);
-	fputc('\n', stderr);
-	va_end(arguments);
-	exit(status);
-}
-
-class File
-{
-      public:
-	File(const char *path, const char *mode) : path_(path), file_(fopen(path, mode))
-	{
-		if (!file_)
-			die(2, "%s: %s", path, strerror(errno));
-	}
-	File(const File &) = delete;
-	File &operator=(const File &) = delete;
-	~File()
-	{
-		fclose(file_);
-	}
-	void put(uint64_t word)
-	{
-		if (fwrite(&word, sizeof(word), 1, file_) != 1)
-			die(2, "%s: %s", path_, strerror(errno));
-	}
-	void flush()
-	{
-		if (fflush(file_))
-			die(2, "%s: %s", path_, strerror(errno));
-	}
-	std::vector<uint64_t> words()
-	{
-		std::vector<uint64_t> all;
-
-		if (fseek(file_, 0, SEEK_END))
-			die(2, "%s: %s", path_, strerror(errno));
-		all.resize(ftell(file_) / sizeof(uint64_t));
-		rewind(file_);
-		if (fread(all.data(), sizeof(uint64_t), all.size(), file_) != all.size())
-			die(2, "%s: cannot be read", path_);
-		return all;
-	}
-
-      private:
-	const char *path_;
-	FILE *file_;
-};
-
-struct Bank {
-	CData *valid, *ready, *we;
-	IData *addr;
-};
-
 /* The blocks of one channel, and when they are taken. */
 class Link
 {
@@ -203,23 +129,9 @@ class Machine
 	Machine(uint64_t snoop_ps, uint64_t sys_ps, const char *columns, char **bus)
 	    : columns_(columns, "wb"), snoop_ps_(snoop_ps), sys_ps_(sys_ps)
 	{
-#define BANK(c, b)                                                                                 \
-	{ &top_.bank##c##_##b##_valid, &top_.bank##c##_##b##_ready, &top_.bank##c##_##b##_we,      \
-	  &top_.bank##c##_##b##_addr }
-#define RANK_0(c)                                                                                  \
-	BANK(c, 0), BANK(c, 1), BANK(c, 2), BANK(c, 3), BANK(c, 4), BANK(c, 5), BANK(c, 6),        \
-		BANK(c, 7)
-#define RANK_1(c)                                                                                  \
-	BANK(c, 8), BANK(c, 9), BANK(c, 10), BANK(c, 11), BANK(c, 12), BANK(c, 13), BANK(c, 14),   \
-		BANK(c, 15)
-#if PTAT_RANKS == 1
-#define RANKS(c) RANK_0(c)
-#else
-#define RANKS(c) RANK_0(c), RANK_1(c)
-#endif
 #define CHANNEL(c)                                                                                 \
 	{                                                                                          \
-		{ RANKS(c) }, &top_.column##c##_phases, &top_.column##c##_bank,                    \
+		{ PTAT_BANKS(top_, c) }, &top_.column##c##_phases, &top_.column##c##_bank,         \
 			{ &top_.link##c##_valid, &top_.link##c##_ready, &top_.link##c##_last,      \
 			  &top_.link##c##_data, bus[c] },                                          \
 		{                                                                                  \
@@ -232,10 +144,6 @@ class Machine
 #endif
 		};
 #undef CHANNEL
-#undef RANKS
-#undef RANK_1
-#undef RANK_0
-#undef BANK
 		top_.sys_rst = top_.snoop_rst = 1;
 		for (int i = 0; i < 16; i++)
 			step();
@@ -267,7 +175,6 @@ class Machine
 	void after_snoop_edge();
 	void offer_flood();
 	void offer_timed();
-	void offer(uint64_t request, const Bank &bank);
 	void clear_banks();
 
 	Vtop top_;
@@ -281,19 +188,8 @@ class Machine
 
 	enum { IDLE, FLOOD, TIMED } mode_ = IDLE;
 	const std::vector<uint64_t> *requests_ = nullptr;
-	const std::vector<uint64_t> *times_ = nullptr;
-	/* flood: requests accepted; timed: index of the request in hand */
-	uint64_t accepted_ = 0;
-	uint64_t gap_ticks_ = 0, last_ticks_ = 0;
-	bool offered_ = false, outstanding_ = false;
+	TimedFeed timed_;
 };
-
-void Machine::offer(uint64_t request, const Bank &bank)
-{
-	*bank.valid = 1;
-	*bank.we = !!(request & request_write);
-	*bank.addr = static_cast<uint32_t>(request);
-}
 
 void Machine::clear_banks()
 {
@@ -315,37 +211,16 @@ void Machine::offer_flood()
 				continue;
 			}
 			if (queue.next < queue.requests.size())
-				offer((*requests_)[queue.requests[queue.next]], bank);
+				bank.offer((*requests_)[queue.requests[queue.next]]);
 		}
 	}
 }
 
-/* An uncached access waits for the one before: one request is on its way at a time. */
 void Machine::offer_timed()
 {
 	clear_banks();
-	top_.advance = 0;
-	offered_ = false;
-	if (outstanding_ || accepted_ == requests_->size())
-		return;
-	uint64_t due = std::max((*times_)[accepted_], last_ticks_ + gap_ticks_);
-	if (ticks_ < due) {
-		uint64_t idle_clocks = (due - ticks_) / phases;
-
-		if (ticks_ > last_ticks_ + settle_ticks && idle_clocks > 1)
-			top_.advance = std::min(idle_clocks - 1, advance_max_clocks);
-		return;
-	}
-	uint64_t request = (*requests_)[accepted_];
-	if (request & request_pause) {
-		columns_.put(static_cast<uint64_t>(channel_pause) << column_channel_shift | ticks_);
-		last_ticks_ = ticks_;
-		accepted_++;
-		return;
-	}
-	offer(request, channels_[request >> request_channel_shift & 3]
-			       .bank[request >> request_bank_shift & 15]);
-	offered_ = true;
+	if (const uint64_t *request = timed_.next(ticks_, columns_, top_.advance))
+		channels_[channel_of(*request)].bank[bank_of(*request)].offer(*request);
 }
 
 /* The state before a rising edge of the snooper's clock: what happens at it. */
@@ -359,32 +234,24 @@ void Machine::after_snoop_edge()
 
 			if (seen & (seen - 1))
 				die(1, "two column commands in one clock");
-			columns_.put(static_cast<uint64_t>(c) << column_channel_shift |
-				     static_cast<uint64_t>(*channel.column_bank)
-					     << column_bank_shift |
-				     at);
+			columns_.put(column(c, *channel.column_bank, at));
 			columns_seen_++;
-			if (mode_ == TIMED) {
-				last_ticks_ = at;
-				outstanding_ = false;
-				accepted_++;
-			}
+			if (mode_ == TIMED)
+				timed_.seen(at);
 		}
 		for (unsigned b = 0; b < banks; b++) {
 			if (!*channel.bank[b].valid || !*channel.bank[b].ready)
 				continue;
 			if (mode_ == TIMED) {
-				outstanding_ = true;
+				timed_.taken();
 				continue;
 			}
 			Queue &queue = channel.queue[b];
-			accepted_++;
 			queue.next++;
 			while (queue.next < queue.requests.size() &&
 			       (*requests_)[queue.requests[queue.next]] & request_pause) {
 				queue.pause_clocks += static_cast<uint32_t>(
 					(*requests_)[queue.requests[queue.next++]]);
-				accepted_++;
 			}
 		}
 	}
@@ -483,15 +350,12 @@ void Machine::flood(const std::vector<uint64_t> &requests)
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++)
 		for (Queue &queue : channels_[c].queue)
 			queue = Queue();
-	accepted_ = 0;
 	for (size_t i = 0; i < requests.size(); i++) {
 		uint64_t request = requests[i];
-		Queue &queue = channels_[request >> request_channel_shift & 3]
-				       .queue[request >> request_bank_shift & 15];
+		Queue &queue = channels_[channel_of(request)].queue[bank_of(request)];
 
 		if (request & request_pause && queue.requests.empty()) {
 			queue.pause_clocks += static_cast<uint32_t>(request);
-			accepted_++;
 			continue;
 		}
 		queue.requests.push_back(static_cast<uint32_t>(i));
@@ -518,20 +382,13 @@ void Machine::flood(const std::vector<uint64_t> &requests)
 void Machine::timed(const std::vector<uint64_t> &requests, const std::vector<uint64_t> &times,
 		    uint64_t gap_ticks)
 {
-	if (requests.size() != times.size())
-		die(2, "%zu requests, %zu times", requests.size(), times.size());
-	requests_ = &requests;
-	times_ = &times;
-	gap_ticks_ = gap_ticks;
-	last_ticks_ = ticks_;
-	accepted_ = 0;
-	outstanding_ = false;
+	timed_.begin(requests, times, gap_ticks, 0, ticks_);
 	mode_ = TIMED;
 	uint64_t progress = cycles_, seen = 0;
-	while (accepted_ < requests.size()) {
+	while (!timed_.done()) {
 		step();
-		if (accepted_ != seen) {
-			seen = accepted_;
+		if (timed_.served() != seen) {
+			seen = timed_.served();
 			progress = cycles_;
 		} else if (cycles_ - progress > hang_clocks) {
 			die(1, "the controller hangs at request %" PRIu64, seen);
@@ -548,33 +405,6 @@ void Machine::finish()
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++)
 		channels_[c].link.finish();
 	top_.final();
-}
-
-std::vector<uint64_t> load(const std::string &path)
-{
-	return File(path.c_str(), "rb").words();
-}
-
-std::vector<uint64_t> load_requests(const std::string &path)
-{
-	std::vector<uint64_t> requests = load(path);
-
-	for (uint64_t request : requests)
-		if ((request >> request_channel_shift & 3) >= PTAT_CHANNELS ||
-		    (request >> request_bank_shift & 15) >= banks)
-			die(2, "%s: request %#" PRIx64 ": no such channel or bank", path.c_str(),
-			    request);
-	return requests;
-}
-
-uint64_t number(const char *text)
-{
-	char *end;
-	uint64_t value = strtoull(text, &end, 0);
-
-	if (!*text || *end || !value)
-		die(2, "%s is no period", text);
-	return value;
 }
 
 } // namespace

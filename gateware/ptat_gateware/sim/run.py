@@ -13,22 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ptat_gateware.sim import words as layout
 from ptat_gateware.sim.build import SimulatorError, simulator
-from ptat_gateware.sim.geometry import DRAM_CLOCK_HZ, PHASES
+from ptat_gateware.sim.geometry import CLOCK_PS
 
 U64 = npt.NDArray[np.uint64]
 
-CLOCK_PS = int(1e12 * PHASES / DRAM_CLOCK_HZ)
-
-# A word of a file of requests, as harness.cpp has it.
-WRITE_SHIFT = 63
-PAUSE_SHIFT = 62
-CHANNEL_SHIFT = 60
-BANK_SHIFT = 56
-# … and of its log of column commands.
-COLUMN_CHANNEL_SHIFT = 60
-COLUMN_BANK_SHIFT = 56
-PAUSE_CHANNEL = 15
 _CSR_BITS = 32
 
 
@@ -36,15 +26,20 @@ def requests(address: U64, bank: U64, write: U64, channel: U64) -> U64:
     """Words for the harness: reads and writes of addresses in banks, see `geometry`."""
     return (
         address
-        | bank << np.uint64(BANK_SHIFT)
-        | np.uint64(channel) << np.uint64(CHANNEL_SHIFT)
-        | write << np.uint64(WRITE_SHIFT)
+        | bank << np.uint64(layout.BANK_SHIFT)
+        | np.uint64(channel) << np.uint64(layout.CHANNEL_SHIFT)
+        | write << np.uint64(layout.WRITE_SHIFT)
     )
 
 
 def pause(clocks: int, bank: int = 0, channel: int = 0) -> np.uint64:
     """A word that is no request: the bank's next waits. In a timed run it only takes its time."""
-    return np.uint64(1 << PAUSE_SHIFT | channel << CHANNEL_SHIFT | bank << BANK_SHIFT | clocks)
+    return np.uint64(
+        1 << layout.PAUSE_SHIFT
+        | channel << layout.CHANNEL_SHIFT
+        | bank << layout.BANK_SHIFT
+        | clocks
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class Result:
 
     `registers`: the values read, by name. `time_ticks`, `channel` and `bank`, shape
     ``(commands,)``: when each column command was on which channel's DFI, for which bank (rank
-    above), by what the harness saw there; the channel is `PAUSE_CHANNEL` for pauses of timed runs.
+    above), by what the harness saw there; the channel is `words.PAUSE_CHANNEL` for pauses of timed runs.
     """
 
     cycles: int
@@ -139,14 +134,16 @@ class Simulation:
                 raise SimulatorError(done.stderr.strip() or f"harness: exit {done.returncode}")
             columns = np.fromfile(Path(work) / "columns", "<u8")
         told = json.loads(done.stdout)
-        bank_mask = (1 << COLUMN_CHANNEL_SHIFT - COLUMN_BANK_SHIFT) - 1
+        bank_mask = (1 << layout.COLUMN_CHANNEL_SHIFT - layout.COLUMN_BANK_SHIFT) - 1
         return Result(
             told["cycles"],
             told["cpu_seconds"],
             self._values(told["reads"]),
-            columns & np.uint64((1 << COLUMN_BANK_SHIFT) - 1),
-            (columns >> np.uint64(COLUMN_CHANNEL_SHIFT)).astype(np.uint8),
-            (columns >> np.uint64(COLUMN_BANK_SHIFT) & np.uint64(bank_mask)).astype(np.uint8),
+            columns & np.uint64((1 << layout.COLUMN_BANK_SHIFT) - 1),
+            (columns >> np.uint64(layout.COLUMN_CHANNEL_SHIFT)).astype(np.uint8),
+            (columns >> np.uint64(layout.COLUMN_BANK_SHIFT) & np.uint64(bank_mask)).astype(
+                np.uint8
+            ),
         )
 
     def _place(self, register: str) -> tuple[int, int]:

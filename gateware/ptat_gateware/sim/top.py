@@ -33,6 +33,8 @@ from litex.soc.integration.soc_core import SoCMini
 from litex.soc.interconnect import wishbone
 from migen import Cat, ClockDomain, ClockDomainsRenamer, If, Record, Signal
 
+from ptat_gateware.buffer import Buffer
+from ptat_gateware.layouts import ddr3_command_layout
 from ptat_gateware.sim.geometry import (
     BANK_BITS,
     BANKS,
@@ -50,13 +52,43 @@ ADVANCE_BITS = 32
 # Pins -----------------------------------------------------------------------------------------
 
 
-def _io(channels: int, ranks: int) -> list[Any]:
-    io: list[Any] = [
+def clock_io() -> list[Any]:
+    """Clocks, and how many of them the snoopers' time skips."""
+    return [
         ("sys_clk", 0, Pins(1)),
         ("sys_rst", 0, Pins(1)),
         ("snoop_clk", 0, Pins(1)),
         ("snoop_rst", 0, Pins(1)),
         ("advance", 0, Pins(ADVANCE_BITS)),
+    ]
+
+
+def controller_io(channel: int, ranks: int) -> list[Any]:
+    """Requests of each bank of a channel, and its column commands."""
+    return [
+        *(
+            (
+                f"bank{channel}_{bank}",
+                0,
+                Subsignal("valid", Pins(1)),
+                Subsignal("ready", Pins(1)),
+                Subsignal("we", Pins(1)),
+                Subsignal("addr", Pins(REQUEST_BITS)),
+            )
+            for bank in range(ranks * BANKS)
+        ),
+        (
+            f"column{channel}",
+            0,
+            Subsignal("phases", Pins(PHASES)),
+            Subsignal("bank", Pins(RANK_BITS + BANK_BITS)),
+        ),
+    ]
+
+
+def _io(channels: int, ranks: int) -> list[Any]:
+    io: list[Any] = [
+        *clock_io(),
         (
             "csr",
             0,
@@ -69,25 +101,7 @@ def _io(channels: int, ranks: int) -> list[Any]:
         ),
     ]
     for channel in range(channels):
-        for bank in range(ranks * BANKS):
-            io.append(
-                (
-                    f"bank{channel}_{bank}",
-                    0,
-                    Subsignal("valid", Pins(1)),
-                    Subsignal("ready", Pins(1)),
-                    Subsignal("we", Pins(1)),
-                    Subsignal("addr", Pins(REQUEST_BITS)),
-                )
-            )
-        io.append(
-            (
-                f"column{channel}",
-                0,
-                Subsignal("phases", Pins(PHASES)),
-                Subsignal("bank", Pins(RANK_BITS + BANK_BITS)),
-            )
-        )
+        io += controller_io(channel, ranks)
         io.append(
             (
                 f"link{channel}",
@@ -109,7 +123,7 @@ class Controller(LiteXModule):
 
     ``banks``: its request queues, those of the second rank after those of the first. The
     crossbar that would share them out among masters is left out: each bank gets what it can take.
-    ``dfi``: command phases.
+    ``commands``: the pins at each phase.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -128,13 +142,51 @@ class Controller(LiteXModule):
         )
         interface = self.controller.interface
         self.banks = [getattr(interface, f"bank{i}") for i in range(ranks * BANKS)]
-        self.dfi = self.controller.dfi
+        self.commands = [
+            Record(ddr3_command_layout(ranks), name=f"dfi{phase}") for phase in range(PHASES)
+        ]
+
+        # # #
+
+        for command, phase in zip(self.commands, self.controller.dfi.phases, strict=True):
+            self.comb += [
+                command.cke.eq(phase.cke),
+                command.cs_n.eq(phase.cs_n),
+                command.ras_n.eq(phase.ras_n),
+                command.cas_n.eq(phase.cas_n),
+                command.we_n.eq(phase.we_n),
+                command.ba.eq(phase.bank),
+                command.a.eq(phase.address),
+            ]
+
+    def connect(self, platform: SimPlatform, channel: int) -> list[Any]:
+        """To the pins of `controller_io`."""
+        statements = []
+        for i, bank in enumerate(self.banks):
+            pads = platform.request(f"bank{channel}_{i}")
+            statements += [
+                bank.valid.eq(pads.valid),
+                bank.we.eq(pads.we),
+                bank.addr.eq(pads.addr),
+                pads.ready.eq(bank.ready),
+            ]
+        column = platform.request(f"column{channel}")
+        for i, command in enumerate(self.commands):
+            # A column command is for one rank: of two, the second unless the first is selected.
+            is_column = (~command.cs_n != 0) & command.ras_n & ~command.cas_n
+            statements += [
+                column.phases[i].eq(is_column),
+                If(is_column, column.bank.eq(Cat(command.ba, command.cs_n[0]))),
+            ]
+        return statements
 
 
 # SoC ------------------------------------------------------------------------------------------
 
 
-class _Clocks(LiteXModule):
+class Clocks(LiteXModule):
+    """Domains ``sys`` and ``snoop``, from pins."""
+
     def __init__(self, platform: SimPlatform) -> None:
         self.cd_sys = ClockDomain()
         self.cd_snoop = ClockDomain()
@@ -155,7 +207,7 @@ class SimSoC(SoCMini):
 
     def __init__(self, channels: int, ranks: int) -> None:
         platform = SimPlatform("SIM", _io(channels, ranks))
-        self.crg = _Clocks(platform)
+        self.crg = Clocks(platform)
         SoCMini.__init__(
             self,
             platform,
@@ -186,28 +238,11 @@ class SimSoC(SoCMini):
     ) -> None:
         controller = ClockDomainsRenamer("snoop")(Controller(ranks))
         self.add_module(f"controller{channel}", controller)
-        for i, bank in enumerate(controller.banks):
-            pads = platform.request(f"bank{channel}_{i}")
-            self.comb += [
-                bank.valid.eq(pads.valid),
-                bank.we.eq(pads.we),
-                bank.addr.eq(pads.addr),
-                pads.ready.eq(bank.ready),
-            ]
-        self._watch_columns(platform.request(f"column{channel}"), controller.dfi.phases)
-
         decoder = DDR3Decoder(PHASES, ranks)
-        for command, phase in zip(decoder.commands, controller.dfi.phases, strict=True):
-            self.comb += [
-                command.cke.eq(phase.cke),
-                command.cs_n.eq(phase.cs_n),
-                command.ras_n.eq(phase.ras_n),
-                command.cas_n.eq(phase.cas_n),
-                command.we_n.eq(phase.we_n),
-                command.ba.eq(phase.bank),
-                command.a.eq(phase.address),
-            ]
-        snooper = Snooper(decoder)
+        self.comb += controller.connect(platform, channel)
+        for command, pins in zip(decoder.commands, controller.commands, strict=True):
+            self.comb += command.eq(pins)
+        snooper = Snooper(decoder, Buffer(block_ram_bits=1 << 20))
         self.add_module(f"snooper{channel}", snooper)
         link = platform.request(f"link{channel}")
         self.comb += [
@@ -217,15 +252,6 @@ class SimSoC(SoCMini):
             link.data.eq(snooper.source.data),
             snooper.source.ready.eq(link.ready),
         ]
-
-    def _watch_columns(self, column: Record, phases: list[Record]) -> None:
-        for i, phase in enumerate(phases):
-            # A column command is for one rank: of two, the second unless the first is selected.
-            is_column = (~phase.cs_n != 0) & phase.ras_n & ~phase.cas_n
-            self.comb += [
-                column.phases[i].eq(is_column),
-                If(is_column, column.bank.eq(Cat(phase.bank, phase.cs_n[0]))),
-            ]
 
 
 def generate(directory: Path, channels: int, ranks: int) -> None:

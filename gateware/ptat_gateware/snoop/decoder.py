@@ -187,7 +187,7 @@ class CommandDecoder(LiteXModule):
             description="The selected count since recording started; stays at its maximum.",
             fields=[
                 CSRField("count", size=COUNT_BITS, description="How many."),
-                CSRField("select", size=4, description="Whose count it is."),
+                CSRField("kind", size=4, description="Whose count it is."),
             ],
         )
 

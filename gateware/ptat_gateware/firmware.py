@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Builds the firmware of a SoC with LiteX's tools, and puts it into the SoC's ROM."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from litex.soc.integration.builder import Builder
+
+from ptat_gateware.soc import REPOSITORY
+
+FIRMWARE = REPOSITORY / "firmware"
+LIBRARIES = ("libc", "libcompiler_rt", "libbase", "liblitedram")
+COMPILER = "riscv64-unknown-elf-gcc"
+HINT = "install what setup/packages.sh firmware names"
+
+
+class FirmwareError(Exception):
+    """A tool is missing, or the sources are."""
+
+
+class FirmwareBuilder(Builder):
+    """LiteX's builder with our firmware where its BIOS would be.
+
+    It needs meson, which is beside the Python that runs this.
+    """
+
+    def __init__(self, soc: Any, **options: Any) -> None:
+        Builder.__init__(self, soc, **options)
+        packages: list[tuple[str, str]] = self.software_packages
+        self.software_packages = [package for package in packages if package[0] in LIBRARIES]
+        self.software_libraries = list(LIBRARIES)
+
+    def add_software_package(self, name: str, src_dir: str | None = None) -> None:
+        """See `Builder`."""
+        if name == "bios":
+            src_dir = str(FIRMWARE / "image")
+        Builder.add_software_package(self, name, src_dir)
+
+
+def build(soc: Any, directory: Path, name: str, **options: Any) -> None:
+    """Compile the firmware and write the SoC's Verilog, with it in the ROM, into ``directory``.
+
+    :raises FirmwareError: that cannot be done.
+    :raises subprocess.CalledProcessError: the compiler failed; its messages were printed.
+    """
+    if not FIRMWARE.is_dir():
+        raise FirmwareError(f"there is no {FIRMWARE}: firmware is built in ptat's repository")
+    if shutil.which(COMPILER) is None:
+        raise FirmwareError(f"there is no {COMPILER}: {HINT}")
+    builder = FirmwareBuilder(soc, output_dir=str(directory), gateware_dir=str(directory))
+    builder.build(build_name=name, run=False, **options)
+
+
+def inputs() -> list[bytes]:
+    """What a firmware depends on besides its SoC."""
+    ours = [*FIRMWARE.glob("*.[ch]"), *(FIRMWARE / "image").iterdir()]
+    protocol = REPOSITORY / "host" / "ptat_host" / "protocol.py"
+    return [path.read_bytes() for path in [*sorted(ours), protocol] if path.is_file()]
