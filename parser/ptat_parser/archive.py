@@ -235,7 +235,7 @@ def _contents(words: U64) -> tuple[Integer, Integer, Integer, Integer]:
                 now += word >> _EVENT_DELTA_SHIFT & _EVENT_DELTA_MASK
                 if tag == _LOST:
                     lost += word & _LOST_MASK
-    return first, now, accesses, lost
+    return first, now & _TIME_MASK, accesses, lost
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -290,12 +290,19 @@ class ArchiveStream:
             view = view[raw.size :]
             start_bytes += raw.size
 
-    def window(self, start_ticks: int, end_ticks: int) -> tuple[int, int]:
-        """First and end of the blocks that may hold records of ``start_ticks … end_ticks``."""
-        first = int(np.searchsorted(self.pieces["last_ticks"], np.uint64(start_ticks)))
-        end = int(np.searchsorted(self.pieces["first_ticks"], np.uint64(end_ticks), side="right"))
+    def window(self, start_ticks: int, end_ticks: int) -> tuple[int, int, int]:
+        """First and end of the blocks that may hold records of ``start_ticks … end_ticks``.
+
+        And the time at the first of them, from before which it may be told on.
+        """
+        claimed = np.stack([self.pieces["first_ticks"], self.pieces["last_ticks"]], axis=1)
+        first_ticks, last_ticks = _told_on(claimed.ravel()).reshape(-1, 2).T
+        first = int(np.searchsorted(last_ticks, start_ticks))
+        end = int(np.searchsorted(first_ticks, end_ticks, side="right"))
+        since_ticks = int(first_ticks[first]) if first < first_ticks.size else 0
         blocks = self._piece_bytes // wire.BLOCK_BYTES
-        return first * blocks, min(max(end, first) * blocks, self.size_bytes // wire.BLOCK_BYTES)
+        end_block = min(max(end, first) * blocks, self.size_bytes // wire.BLOCK_BYTES)
+        return first * blocks, end_block, since_ticks
 
     def _piece(self, number: int) -> npt.NDArray[np.uint8]:
         if self._held is None or self._held[0] != number:
@@ -396,6 +403,13 @@ class ArchiveStream:
             and row["data_bytes"] <= 2 * PIECE_BYTES_MAX
             and int(row["offset"]) + PIECE.itemsize + int(row["data_bytes"]) <= end_bytes
         )
+
+
+def _told_on(ticks: U64) -> npt.NDArray[np.int64]:
+    """Times of a counter that wraps, as times that go on."""
+    half = np.int64(1 << wire.TIME_BITS - 1)
+    steps = (np.diff(ticks).view(np.int64) + half & np.int64(_TIME_MASK)) - half
+    return np.cumsum(np.concatenate([ticks[:1].view(np.int64), steps]))
 
 
 def open_stream(

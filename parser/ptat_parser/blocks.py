@@ -28,7 +28,10 @@ from ptat_parser.jit import Integer, jit
 
 U64 = npt.NDArray[np.uint64]
 
-END_OF_TIME = 1 << wire.TIME_BITS
+COUNTER_TICKS = 1 << wire.TIME_BITS
+"""The stream's counter wraps after so many; times are told on across it."""
+
+END_OF_TIME = 4 * COUNTER_TICKS
 """A time that no record can have."""
 
 CHUNK_BLOCKS = 64
@@ -54,7 +57,8 @@ ACCESS_DELTA_SHIFT = np.uint64(wire.ACCESS_DELTA_SHIFT)
 ACCESS_DELTA_MASK = np.uint64((1 << wire.ACCESS_DELTA_BITS) - 1)
 ACCESS_ADDRESS_MASK = np.uint64((1 << wire.ACCESS_ADDRESS_BITS) - 1)
 ADDRESS_UNIT_SHIFT = np.uint64(wire.ADDRESS_UNIT_SHIFT)
-TIME_MASK = np.uint64((1 << wire.TIME_BITS) - 1)
+TIME_MASK = np.uint64(COUNTER_TICKS - 1)
+AHEAD_MAX = np.uint64(COUNTER_TICKS // 2)
 EVENT_DELTA_SHIFT = np.uint64(wire.EVENT_DELTA_SHIFT)
 EVENT_DELTA_MASK = np.uint64((1 << wire.EVENT_DELTA_BITS) - 1)
 EVENT_VALUE_MASK = np.uint64((1 << wire.EVENT_DELTA_SHIFT) - 1)
@@ -74,7 +78,8 @@ _EVENT_DELTA_MAX = int(EVENT_DELTA_MASK)
 class BlockWriter:
     """Writes one channel's capture stream to a binary file.
 
-    Times are absolute ticks and must not run backwards; addresses are bytes, multiples of 8.
+    Times are absolute ticks, of which the stream has the low 60 bits, and must not run backwards;
+    addresses are bytes, multiples of 8.
     Use as a context manager: leaving it writes the last, partly filled block. `blocks` is the
     number of blocks written so far, and the sequence number of the next.
     """
@@ -138,7 +143,7 @@ class BlockWriter:
             | self._channel << wire.HEADER_CHANNEL_SHIFT
             | self.blocks
         )
-        block[wire.WORD_TIME] = self._block_time_ticks
+        block[wire.WORD_TIME] = self._block_time_ticks % COUNTER_TICKS
         block[wire.WORD_FIRST_RECORD : wire.WORD_FIRST_RECORD + len(self._words)] = self._words
         seal(block, len(self._words))
         self._file.write(block.tobytes())
@@ -155,7 +160,7 @@ class BlockWriter:
         delta = time_ticks - self._time_ticks
         self._time_ticks = time_ticks
         if delta > delta_max:
-            self._words.append(wire.Tag.TIME << wire.TAG_SHIFT | time_ticks)
+            self._words.append(wire.Tag.TIME << wire.TAG_SHIFT | time_ticks % COUNTER_TICKS)
             return 0
         return delta
 
@@ -224,6 +229,7 @@ class BusReader:
         self.path = path
         self.channel = channel
         self.chunk_blocks = CHUNK_BLOCKS
+        self.since_ticks = 0  # the counter has not wrapped between then and the first block
         self._damaged: set[int] | None = None  # blocks, once all have been looked at
         self._salvage = salvage
         tail_may_be_cut = tail_may_be_cut or salvage
@@ -259,7 +265,10 @@ class BusReader:
         Only an archive knows which these are; of a plain file it is all of them.
         """
         if isinstance(self._stream, ArchiveStream):
-            return self.part(*self._stream.window(start_ticks, end_ticks))
+            first, end, since_ticks = self._stream.window(start_ticks, end_ticks)
+            part = self.part(first, end)
+            part.since_ticks = since_ticks
+            return part
         return self
 
     def read(self, first: int, words: U64) -> None:
@@ -269,6 +278,7 @@ class BusReader:
     def __iter__(self) -> Iterator[Chunk]:
         state = np.zeros(_STATE, np.int64)
         state[_SEQ] = -1
+        state[_TICKS] = self.since_ticks
         if self._first and self._states:
             state[:] = self._states[self._first // self.chunk_blocks]
         states: list[tuple[int, ...]] = []
@@ -408,7 +418,9 @@ def decode_blocks(
         header, check = words[b, WORD_HEADER], words[b, WORD_CHECK]
         count: Integer = np.int64(check >> CHECK_COUNT_SHIFT & COUNT_MASK)
         seq = np.int64(header & HEADER_SEQ_MASK)
-        gap = (seq - state[_SEQ]) & _SEQ_MASK if state[_SEQ] >= 0 else 0
+        is_first = state[_SEQ] < 0
+        gap = 0 if is_first else (seq - state[_SEQ]) & _SEQ_MASK
+        ahead = (words[b, WORD_TIME] - last) & TIME_MASK
         if (
             header >> HEADER_KIND_SHIFT != kind
             or check & CHECK_CRC_MASK != crc[b]
@@ -416,12 +428,13 @@ def decode_blocks(
             or check & CHECK_ZERO_MASK != 0
             or count > BLOCK_RECORDS_MAX
             or gap > _SEQ_MASK // 2
-            or words[b, WORD_TIME] < last
+            or words[b, WORD_TIME] > TIME_MASK
+            or (ahead >= AHEAD_MAX and not is_first)
         ):
             state[_MISSING] += 1
             continue
         accesses, n_others = n, m
-        now = words[b, WORD_TIME]
+        now = last + ahead
         # Blocks that were left out here are part of the gap.
         missing = max(gap, state[_MISSING])
         if missing:
@@ -457,8 +470,9 @@ def decode_blocks(
                     write[n] = word >> ACCESS_WRITE_SHIFT & ONE
                     n += 1
                 elif tag == TAG_TIME:
-                    valid &= word & TIME_MASK >= now
-                    now = word & TIME_MASK
+                    ahead = (word - now) & TIME_MASK
+                    valid &= ahead < AHEAD_MAX
+                    now += ahead
                 elif tag in (TAG_LOST, TAG_MARK):
                     others[m, 0] = n
                     others[m, 1] = now

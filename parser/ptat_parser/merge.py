@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import wire
-from ptat_parser.blocks import END_OF_TIME, BusReader, Chunk, Lost, MarkRecord
+from ptat_parser.blocks import (
+    COUNTER_TICKS,
+    END_OF_TIME,
+    BusReader,
+    Chunk,
+    Lost,
+    MarkRecord,
+)
 from ptat_parser.session import Session
 
 U64 = npt.NDArray[np.uint64]
@@ -71,6 +78,11 @@ class MergedReader:
         self.path = readers[0].path.parent / "+".join(reader.path.name for reader in readers)
         self.blocks = sum(reader.blocks for reader in readers)
         self.chunk_blocks = readers[0].chunk_blocks
+        begins = [_first_ticks(reader) for reader in readers]
+        latest = max((ticks for ticks in begins if ticks is not None), default=0)
+        for reader, ticks in zip(readers, begins, strict=True):
+            if ticks is not None and ticks + COUNTER_TICKS // 2 < latest:
+                reader.since_ticks = COUNTER_TICKS  # of one clock: it began after the wrap
 
     def __iter__(self) -> Iterator[Chunk]:
         inputs = [_Input(iter(reader)) for reader in self._readers]
@@ -83,6 +95,15 @@ class MergedReader:
             for each in inputs:
                 if each.horizon == horizon:
                     each.more()
+
+
+def _first_ticks(reader: BusReader) -> int | None:
+    """When a channel has its first mark or access."""
+    for chunk in reader:
+        if chunk.time.size or chunk.marks:
+            marks = [mark.time_ticks for mark in chunk.marks[:1]]
+            return min([*map(int, chunk.time[:1]), *marks])
+    return None
 
 
 @dataclass(frozen=True)

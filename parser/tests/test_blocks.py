@@ -24,10 +24,12 @@ RECORDS = st.lists(
 )
 
 
-def encode(records, repeat: int = 1, channel: int = 0) -> tuple[bytes, list[tuple]]:
+WRAP = 1 << 60
+
+
+def encode(records, repeat: int = 1, channel: int = 0, ticks: int = 5) -> tuple[bytes, list[tuple]]:
     file = io.BytesIO()
     expected = []
-    ticks = 5
     with BlockWriter(file, channel) as writer:
         for kind, gap, value, extra in records * repeat:
             ticks += gap
@@ -94,9 +96,17 @@ def numpy_decode(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(records=RECORDS.filter(bool), repeat=st.sampled_from([1, 7, 80]))
-def test_round_trip(tmp_path_factory, records, repeat):
-    data, expected = encode(records, repeat)
+@given(
+    records=RECORDS.filter(bool),
+    repeat=st.sampled_from([1, 7, 80]),
+    start=st.sampled_from([5, WRAP - 200, WRAP - (1 << 41)]),
+)
+def test_round_trip(tmp_path_factory, records, repeat, start):
+    """Also where the stream's counter wraps."""
+    data, expected = encode(records, repeat, ticks=start)
+    first_ticks = expected[0][1]
+    before = first_ticks - first_ticks % WRAP  # of which nobody knows
+    expected = [(kind, ticks - before, *rest) for kind, ticks, *rest in expected]
     path = tmp_path_factory.mktemp("bus") / "bus.raw"
     path.write_bytes(data)
     assert len(data) % wire.BLOCK_BYTES == 0
@@ -104,8 +114,8 @@ def test_round_trip(tmp_path_factory, records, repeat):
 
     chunks = list(BusReader(path))
     for i, column in enumerate(numpy_decode(data)):
-        got = np.concatenate([(c.time, c.address, c.write)[i] for c in chunks])
-        np.testing.assert_array_equal(got, column)
+        got = np.concatenate([(c.time % WRAP, c.address, c.write)[i] for c in chunks])
+        np.testing.assert_array_equal(got, column % WRAP if i == 0 else column)
 
 
 def test_chunks_join(tmp_path):
@@ -117,6 +127,31 @@ def test_chunks_join(tmp_path):
     chunks = list(reader)
     assert len(chunks) == 3
     assert np.concatenate([c.time for c in chunks]).tolist() == [ticks for _, ticks, *_ in expected]
+
+
+def test_a_block_may_be_ahead_by_half_the_counter(tmp_path):
+    for ahead, good in ((WRAP // 2 - 1, True), (WRAP // 2, False), (-1, False)):
+        data, _ = encode([("access", 0, 0, False)], ticks=WRAP - 7)
+        later = np.frombuffer(data, "<u8").copy()
+        later[0] += np.uint64(1)
+        later[1] = (WRAP - 7 + ahead) % WRAP
+        seal(later, 1)
+        (tmp_path / "bus").write_bytes(data + later.tobytes())
+        if good:
+            assert [row[1] for row in decode(tmp_path / "bus")] == [WRAP - 7, WRAP - 7 + ahead]
+        else:
+            with pytest.raises(ParseError, match="time runs backwards"):
+                decode(tmp_path / "bus")
+
+
+def test_a_time_beyond_the_counter_is_damage(tmp_path):
+    data, _ = encode([("access", 0, 0, False)])
+    words = np.frombuffer(data, "<u8").copy()
+    words[1] = WRAP + 5
+    seal(words, 1)
+    (tmp_path / "bus").write_bytes(words.tobytes())
+    with pytest.raises(ParseError, match="damaged"):
+        decode(tmp_path / "bus")
 
 
 def test_writer_refuses_time_running_backwards():

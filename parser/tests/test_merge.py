@@ -81,6 +81,18 @@ def test_one_channel_is_silent_for_long(tmp_path):
     assert accesses_of(merged(paths, chunk_blocks=1)) == accesses
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_channel_that_begins_after_the_clock_wrapped(tmp_path, first):
+    wrap = 1 << 60
+    paths = [tmp_path / "bus.0.raw", tmp_path / "bus.1.raw"]
+    times = {first: [wrap - 30, wrap - 10, wrap + 10], 1 - first: [wrap + 5, wrap + 15]}
+    for channel, path in enumerate(paths):
+        with path.open("wb") as file, BlockWriter(file, channel) as writer:
+            for ticks in times[channel]:
+                writer.access(ticks, 0)
+    assert [ticks for ticks, *_ in accesses_of(merged(paths))] == sorted(times[0] + times[1])
+
+
 def write_with_loss(path: Path) -> list[Path]:
     """Channel 1 loses 3 accesses between ticks 20 and 60; channel 0 goes on."""
     paths = [path / "bus.0.raw", path / "bus.1.raw"]
