@@ -9,9 +9,10 @@ import pytest
 import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_merge import in_two_channels, split
 
-from ptat_parser import parse, wire
-from ptat_parser.blocks import seal
+from ptat_parser import check_capture, parse, wire
+from ptat_parser.blocks import BusReader, seal
 from ptat_parser.check import check
 from ptat_parser.errors import SessionError
 
@@ -32,14 +33,30 @@ def first(path: Path):
     entries=st.booleans(),
     cpus=st.integers(1, 4),
     untraced=st.sampled_from([0, 0.3]),
+    channels=st.integers(1, 2),
+    scan=st.sampled_from([1, 256]),
 )
 def test_what_a_machine_recorded_is_sound(
-    tmp_path_factory, seed, steps, granularity, levels, entries, cpus, untraced
+    tmp_path_factory,
+    seed,
+    steps,
+    granularity,
+    levels,
+    entries,
+    cpus,
+    untraced,
+    channels,
+    scan_blocks,
 ):
     machine = synthetic.Machine(
         seed, granularity, levels=levels, entries=entries, cpus=cpus, untraced=untraced
     ).run(steps)
-    report = check(machine.write(tmp_path_factory.mktemp("check") / "s"))
+    path = machine.write(tmp_path_factory.mktemp("check") / "s")
+    if channels == 2:
+        in_two_channels(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check_capture, "SCAN_BLOCKS", scan)
+        report = check(path)
     assert report.first is None
     assert [c.skipped for c in report.checks] == [None] * 7
     assert (report.accesses, report.lost) == (len(machine.bus), 0)
@@ -151,6 +168,60 @@ def test_an_access_that_should_not_be(tmp_path, address, write, name, message):
     assert (violation.block, violation.word) == (0, 2 + 1 + len(machine.bus) - 2)
 
 
+@pytest.mark.parametrize(
+    ("address", "write", "name", "message"),
+    [
+        (synthetic.REGION_BASE - 8, False, "accesses", "outside the region"),
+        (synthetic.REGION_BASE + 64, False, "accesses", "marker area"),
+        (synthetic.REGION_BASE + 513 * 64, True, "markers", "slot 513 that no event explains"),
+        (FREE_PAGE, False, "tables", "a read of a page that holds no table"),
+        (FREE_PAGE + 64, True, "tables", "a store to a page that holds no table"),
+    ],
+)
+def test_an_access_of_a_channel_that_should_not_be(tmp_path, address, write, name, message):
+    machine = machine_with_access(address, write)
+    path = machine.write(tmp_path / "s")
+    in_two_channels(path)
+    found, violation = first(path)
+    assert found == name
+    assert message in violation.message
+    assert (violation.address, violation.time_ticks) == (address, machine.bus[-2][0])
+    words = np.fromfile(path / violation.file, "<u8")
+    assert int(words[violation.byte // 8]) & (1 << 36) - 1 == address >> 3
+
+
+def test_channels_in_another_order(tmp_path):
+    """A channel whose clock is late: tables are read before their markers say they are there."""
+    path = synthetic.Machine(1).run(200).write(tmp_path / "s")
+    in_two_channels(path)
+    for late_ticks, good in ((0, True), (3000, False)):
+        accesses = [
+            [
+                (time + late_ticks * channel, address, write)
+                for chunk in BusReader(path / f"bus.{channel}.raw", channel)
+                for time, address, write in zip(
+                    chunk.time.tolist(), chunk.address.tolist(), chunk.write.tolist(), strict=True
+                )
+            ]
+            for channel in (0, 1)
+        ]
+        of = {row: channel for channel, rows in enumerate(accesses) for row in rows}
+        both = sorted(of, key=lambda row: row[0])
+        channel_of = iter([of[row] for row in both])
+        split(path, both, lambda _, each=channel_of: next(each))
+        assert check(path).ok == good
+
+
+def test_a_channel_is_damaged_or_missing(session):
+    path = session(steps=300)
+    in_two_channels(path)
+    edit(path / "bus.1.raw", 0, 1, 1 << 59)
+    name, violation = first(path)
+    assert (name, violation.file) == ("capture", "bus.1.raw")
+    (path / "bus.1.raw").unlink()
+    assert first(path)[1].message == "no such file"
+
+
 def test_a_table_read_before_it_is_linked(tmp_path):
     machine = synthetic.Machine()
     mm = machine.exec()
@@ -247,6 +318,12 @@ def test_files_that_contradict(session):
     table = pq.read_table(part)
     pq.write_table(table.slice(1), part)
     assert "misses in files" in first(path)[1].message
+    pq.write_table(table.take([1, 0, *range(2, len(table))]), part)
+    violation = first(path)[1]
+    assert (violation.file, violation.message) == (
+        "results/misses",
+        f"row of {table['time'][0]} ns after one of a later time",
+    )
     pq.write_table(table, part)
     pages = pq.read_table(path / "results" / "pages.parquet")
     misses = pages["misses"].to_pylist()

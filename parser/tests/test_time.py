@@ -2,12 +2,19 @@
 """The two clocks: whatever the kernel's does, the trace stays the same."""
 
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 import synthetic
+from test_merge import in_two_channels
 from test_replay import replay
 
+from ptat_parser import archive, blocks, parse, wire
 from ptat_parser import replay as replaying
+from ptat_parser.blocks import seal
+from ptat_parser.check import check
+from ptat_parser.clock import Clock
 
 TSC_HZ = synthetic.TSC_HZ
 
@@ -72,3 +79,106 @@ def test_events_logged_late(tmp_path, seed):
     *_, done, rows = replay(machine.write(tmp_path / "s"))
     assert [row[1:] for row in misses(rows)] == [row[1:] for row in machine.expected]
     assert done.counters[replaying.UNEXPLAINED] == 0
+
+
+# Whole sessions ---------------------------------------------------------------------------------
+
+
+def move_bus_clock(path: Path, ticks: int) -> None:
+    """Let the bus's counter start elsewhere, and wrap."""
+    mask = np.uint64((1 << wire.TIME_BITS) - 1)
+    for file in path.glob("bus.*.raw"):
+        words = np.fromfile(file, "<u8").reshape(-1, wire.BLOCK_WORDS)
+        for block in words:
+            count = int(block[-1]) >> wire.CHECK_COUNT_SHIFT & 0xFFF
+            block[1] = (block[1] + np.uint64(ticks)) & mask
+            for i in range(2, 2 + count):
+                if int(block[i]) >> wire.TAG_SHIFT == wire.Tag.TIME:
+                    moved = ((block[i] & mask) + np.uint64(ticks)) & mask
+                    block[i] = moved | np.uint64(wire.Tag.TIME << wire.TAG_SHIFT)
+            seal(block, count)
+        words.tofile(file)
+
+
+def lose_marker(machine: synthetic.Machine) -> None:
+    rows = [i for i, row in enumerate(machine.bus) if row[1] < synthetic.REGION_BASE + 65536]
+    del machine.bus[rows[len(rows) // 2]]
+
+
+def lose_events(machine: synthetic.Machine) -> None:
+    log = max(machine.log, key=len)
+    log[len(log) // 2 : len(log) // 2 + 4] = [(4, None)]
+
+
+def outside_of_gaps(results) -> list[tuple[int, int, int, int]]:
+    """Time, process, address and page size of the misses that are to be relied on."""
+    pages = results.pages()
+    found = []
+    for time, page in results.misses():
+        columns = (pages[name].to_numpy()[page] for name in ("mm", "vaddr", "page_size_bytes"))
+        found += zip(time.tolist(), *(column.tolist() for column in columns), strict=True)
+    return [row for row in found if not any(within(gap, row[0]) for gap in results.summary["gaps"])]
+
+
+def within(gap: dict, time_ns: int) -> bool:
+    after = gap["from_ns"] is None or time_ns >= gap["from_ns"]
+    return after and (gap["to_ns"] is None or time_ns <= gap["to_ns"])
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("lost", [None, lose_marker, lose_events])
+@pytest.mark.parametrize("ppm", [-200.0, 200.0])
+@pytest.mark.parametrize("wraps", [False, True])
+def test_all_of_it_together(tmp_path, channels, lost, ppm, wraps):
+    """Offset, drift, jitter, a wrap, a loss, two channels: right where the summary says so."""
+    machine = disturb(busy_machine(3), 17.5, ppm)
+    choose = random.Random(8)
+    for log in machine.log:  # logged up to 200 ns late
+        log[:] = [(tsc + choose.randrange(520), event) for tsc, event in log]
+        log.sort(key=lambda event: event[0])
+    true = machine.expected
+    if lost:
+        lost(machine)
+    path = machine.write(tmp_path / "s")
+    if channels == 2:
+        in_two_channels(path)
+    middle = true[len(true) // 2][0]
+    shift = (1 << wire.TIME_BITS) - middle if wraps else 0
+    move_bus_clock(path, shift)
+    results = parse(path)
+    summary = results.summary
+    clock = Clock.from_summary(summary["clock"])
+    assert clock.drift_ppm == pytest.approx(ppm, abs=0.5)
+    assert (summary["lost"] > 0) == bool(summary["gaps"]) == (lost is not None)
+
+    ticks = np.array([row[0] for row in true], np.uint64)
+    times = clock.to_ns(ticks + np.uint64(shift)).tolist()
+    start_ns = (synthetic.TSC_START / TSC_HZ + 17.5) * 1e9
+    true_ns = start_ns + ticks * (1 + ppm * 1e-6)
+    assert np.abs(times - true_ns).max() < 1000
+    expected = [(at, *row[1:]) for at, row in zip(times, true, strict=True)]
+    if lost:
+        gaps = summary["gaps"]
+        expected = [row for row in expected if not any(within(gap, row[0]) for gap in gaps)]
+    assert outside_of_gaps(results) == expected
+    assert len(expected) > len(true) / 4 or lost
+    report = check(path)
+    assert report.ok or lost is not None
+
+
+def test_a_window_of_an_archive_beyond_the_wrap(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "PIECE_BYTES", wire.BLOCK_BYTES)
+    machine = synthetic.Machine(1).run(800)
+    path = machine.write(tmp_path / "s")
+    shift = (1 << wire.TIME_BITS) - machine.bus[len(machine.bus) // 2][0]
+    move_bus_clock(path, shift)
+    archive.pack(path / "bus.0.raw", path / "bus.0.ptb")
+    reader = blocks.BusReader(path / "bus.0.ptb")
+    times = np.concatenate([chunk.time for chunk in reader])
+    for start, end in ((0.1, 0.2), (0.45, 0.55), (0.7, 0.9)):
+        first, last = (int(times[int(part * times.size)]) for part in (start, end))
+        window = blocks.BusReader(path / "bus.0.ptb").window(first, last)
+        found = np.concatenate([chunk.time for chunk in window])
+        inside = (times >= first) & (times < last)
+        assert np.array_equal(found[(found >= first) & (found < last)], times[inside])
+        assert found.size < times.size
