@@ -46,7 +46,7 @@ def test_what_a_machine_recorded_is_sound(
     cpus,
     untraced,
     channels,
-    scan_blocks,
+    scan,
 ):
     machine = synthetic.Machine(
         seed, granularity, levels=levels, entries=entries, cpus=cpus, untraced=untraced
