@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The capture stream and the commands over UDP, as docs/protocol.md has it.
+
+::
+
+    sink ─► Gate ─► ChunkStore ─► datagrams ─┐
+                        ▲                    ├─► source
+        new, or asked for again              │
+    datagrams ─┬─► acknowledgements          │
+               └─► Mailbox ──────────────────┘
+
+A chunk stays in the store until it is acknowledged. So a network that loses, repeats or swaps
+datagrams costs time; while the store is full, the stream waits.
+"""
+
+from __future__ import annotations
+
+from liteeth.common import eth_udp_user_description
+from litex.gen import LiteXModule
+from litex.soc.interconnect import stream
+from litex.soc.interconnect.csr import CSRStatus
+from migen import FSM, Array, If, Memory, Mux, NextState, NextValue, Signal
+
+from ptat_gateware.link.gate import Gate
+from ptat_gateware.link.mailbox import FRAME_WORDS, Mailbox
+from ptat_gateware.link.store import CHUNK_BYTES, CHUNK_WORDS, ChunkStore
+from ptat_gateware.pack import WORD_BITS
+
+# Of `ptat_host.protocol`; a test holds them against it.
+UDP_PORT = 0x5054
+DATA_MAGIC = 0x44415450
+DATA_HEADER_WORDS = 4
+DATA_LAST = 1
+ACK_MAGIC = 0x41415450
+ACK_HEADER_WORDS = 5
+ACK_RANGES_MAX = 64
+BURST_CHUNKS = 64  # at most, until the first acknowledgement, and when repeating for want of one
+REPEAT_AFTER_S = 20e-3
+MISSING_AFTER_S = 2e-3  # a gap is not filled again sooner
+
+FRAME_HOST_WORD = 3  # of a command's frame: where its host is
+
+
+class Peer:
+    """Where datagrams go: address, port, and the number that the host has drawn for itself."""
+
+    def __init__(self) -> None:
+        self.ip_address, self.port, self.host = Signal(32), Signal(16), Signal(32)
+
+
+# Incoming -----------------------------------------------------------------------------------------
+
+
+class Receiver(LiteXModule):
+    """Sorts datagrams: acknowledgements of ``peer``, frames for the mailbox, and what is neither.
+
+    ``acknowledged`` is 1 for a clock after a whole acknowledgement: ``next`` and ``window`` are
+    its, and its first ``ranges`` ranges are in ``memory``; none if ``busy`` was set when it began.
+    """
+
+    def __init__(self, mailbox: Mailbox, peer: Peer) -> None:
+        self.sink = sink = stream.Endpoint(eth_udp_user_description(32))
+        self.sender = sender = Peer()  # of the frame that is in the mailbox
+        self.acknowledged = Signal()
+        self.next, self.window = Signal(32), Signal(32)
+        self.ranges = Signal(max=ACK_RANGES_MAX + 1)
+        self.busy = Signal()
+        self.memory = memory = Memory(32, 2 * ACK_RANGES_MAX)
+
+        # # #
+
+        index = Signal(max=2 * FRAME_WORDS)  # of a word
+        first = index == 0
+        word = sink.data
+        is_ack, is_frame = Signal(), Signal()
+        kinds_then = Signal(2)
+        self.comb += [
+            sink.ready.eq(1),
+            If(
+                first,
+                is_ack.eq(word == ACK_MAGIC),
+                # It fits, so the mailbox takes each of its words.
+                is_frame.eq(
+                    mailbox.idle
+                    & ~is_ack
+                    & (sink.length <= 4 * FRAME_WORDS)
+                    & (sink.length[:2] == 0)
+                ),
+            ).Else(is_ack.eq(kinds_then[0]), is_frame.eq(kinds_then[1])),
+        ]
+        self.sync += If(
+            sink.valid,
+            kinds_then[0].eq(is_ack),
+            kinds_then[1].eq(is_frame),
+            If(sink.last, index.eq(0)).Elif(index != 2 * FRAME_WORDS - 1, index.eq(index + 1)),
+        )
+
+        # Frames -------------------------------------------------------------------------------
+
+        self.comb += [
+            mailbox.sink.valid.eq(sink.valid & is_frame),
+            mailbox.sink.data.eq(word),
+            mailbox.sink.last.eq(sink.last),
+        ]
+        self.sync += If(
+            sink.valid & is_frame,
+            sender.ip_address.eq(sink.ip_address),
+            sender.port.eq(sink.src_port),
+            If(index == FRAME_HOST_WORD, sender.host.eq(word)),
+        )
+
+        # Acknowledgements ---------------------------------------------------------------------
+
+        good, take = Signal(), Signal()
+        count = Signal(32)
+        write = memory.get_port(write_capable=True)
+        self.specials += memory, write
+        self.comb += [
+            write.adr.eq(index - ACK_HEADER_WORDS),
+            write.dat_w.eq(word),
+            write.we.eq(sink.valid & is_ack & take & (index >= ACK_HEADER_WORDS)),
+            self.ranges.eq(Mux(take, count, 0)),
+        ]
+        self.sync += [
+            self.acknowledged.eq(0),
+            If(
+                sink.valid & is_ack,
+                If(first, take.eq(~self.busy), good.eq(1)),
+                If((index == 1) & (word != peer.host), good.eq(0)),
+                If(index == 2, self.next.eq(word)),
+                If(index == 3, self.window.eq(word)),
+                If(
+                    index == 4,
+                    count.eq(word),
+                    # What is too long must not reach the memory's end, and come round.
+                    If(
+                        (word > ACK_RANGES_MAX)
+                        | (sink.length != 4 * ACK_HEADER_WORDS + (word[: len(self.ranges)] << 3)),
+                        good.eq(0),
+                        take.eq(0),
+                    ),
+                ),
+                If(
+                    sink.last,
+                    self.acknowledged.eq(
+                        good
+                        & (sink.error == 0)
+                        & Mux(
+                            index == ACK_HEADER_WORDS - 1,
+                            word == 0,
+                            index == ACK_HEADER_WORDS - 1 + 2 * count[: len(self.ranges)],
+                        )
+                    ),
+                ),
+            ),
+        ]
+
+
+# What to send -------------------------------------------------------------------------------------
+
+
+class Scheduler(LiteXModule):
+    """Decides which chunk is sent next: new ones, those that the host misses, or what it may miss.
+
+    ``taken`` and ``stored`` are pulses of chunks on their way to the store and in it. ``source``
+    names chunks by their sequence number. All counters start from 0 with ``restart``; without
+    ``running``, each chunk counts as sent and acknowledged.
+    """
+
+    def __init__(
+        self, receiver: Receiver, chunks: int, repeat_clocks: int, missing_clocks: int
+    ) -> None:
+        self.running = Signal()
+        self.restart = Signal()
+        self.taken = Signal()
+        self.stored = Signal()
+        self.source = source = stream.Endpoint([("seq", 32)])
+        self.all_sent = Signal()
+        self.heard = Signal()  # an acknowledgement that is not older than another
+        self.room = Signal()  # for one more chunk in the store
+        self.level = Signal(max=chunks + 1)  # chunks that are not acknowledged
+        self.repeated = Signal(32)
+        self.sent = sent = Signal(32)
+        self.acked = acked = Signal(32)
+
+        # # #
+
+        # Differences are small, but for numbers that come from the network.
+        taken, stored = Signal(32), Signal(32)
+        small = slice(0, len(self.level))
+        outstanding = Signal(len(self.level))
+        window = Signal(len(self.level))
+        advance, apply = Signal(32), Signal()
+        seq, left, offset = Signal(32), Signal(32), Signal(32)
+        ranges, at = Signal.like(receiver.ranges), Signal.like(receiver.ranges)
+        age, since_fill = Signal(max=repeat_clocks + 1), Signal(max=missing_clocks + 1)
+        read = receiver.memory.get_port()
+        self.specials += read
+        self.comb += [
+            outstanding.eq(sent[small] - acked[small]),
+            self.level.eq(taken[small] - acked[small]),
+            self.room.eq(self.level != chunks),
+            self.all_sent.eq(sent[small] == taken[small]),
+            self.heard.eq(apply & (advance <= outstanding)),
+            receiver.busy.eq((ranges != 0) | (since_fill != missing_clocks)),
+        ]
+
+        # Requests -----------------------------------------------------------------------------
+
+        self.fsm = fsm = FSM(reset_state="NEW")
+        fsm.act(
+            "NEW",
+            source.seq.eq(sent),
+            If(~self.running, NextValue(ranges, 0))
+            .Elif(ranges != 0, NextState("FIRST"))
+            .Elif(
+                age == repeat_clocks,
+                NextValue(age, 0),
+                NextValue(seq, acked),
+                NextValue(left, BURST_CHUNKS),
+                NextState("LOOK"),
+            )
+            .Else(
+                source.valid.eq((sent[small] != stored[small]) & (outstanding < window)),
+                If(source.valid & source.ready, NextValue(sent, sent + 1)),
+            ),
+        )
+        fsm.act("FIRST", read.adr.eq(at << 1), NextState("COUNT"))
+        fsm.act(
+            "COUNT",
+            read.adr.eq(at << 1 | 1),
+            NextValue(seq, read.dat_r),
+            NextValue(at, at + 1),
+            NextValue(ranges, ranges - 1),
+            NextState("TAKE"),
+        )
+        fsm.act("TAKE", NextValue(left, read.dat_r), NextState("LOOK"))
+        fsm.act("LOOK", NextValue(offset, seq - acked), NextState("ASK"))
+        fsm.act(
+            "ASK",
+            source.seq.eq(seq),
+            source.valid.eq((left != 0) & (offset < outstanding) & self.running),
+            If(~source.valid, NextState("NEW")).Elif(
+                source.ready,
+                NextValue(seq, seq + 1),
+                NextValue(left, left - 1),
+                NextValue(self.repeated, self.repeated + 1),
+                NextState("LOOK"),
+            ),
+        )
+
+        # Counters -----------------------------------------------------------------------------
+
+        self.sync += [
+            If(self.taken, taken.eq(taken + 1)),
+            If(self.stored, stored.eq(stored + 1)),
+            If(since_fill != missing_clocks, since_fill.eq(since_fill + 1)),
+            If(age != repeat_clocks, age.eq(age + 1)),
+            If(outstanding == 0, age.eq(0)),
+            apply.eq(receiver.acknowledged),
+            advance.eq(receiver.next - acked),
+            If(
+                self.heard,
+                acked.eq(acked + advance),
+                window.eq(Mux(receiver.window > chunks, chunks, receiver.window)),
+                If(advance != 0, age.eq(0)),
+                If(
+                    receiver.ranges != 0,
+                    ranges.eq(receiver.ranges),
+                    at.eq(0),
+                    since_fill.eq(0),
+                ),
+            ),
+            If(~self.running, sent.eq(stored), acked.eq(stored)),
+            If(
+                self.restart,
+                *(counter.eq(0) for counter in (taken, stored, sent, acked, age, self.repeated)),
+                window.eq(min(BURST_CHUNKS, chunks)),
+            ),
+        ]
+
+
+# Link ---------------------------------------------------------------------------------------------
+
+
+class UDPLink(LiteXModule):
+    """The stream from ``sink`` (64 bits, `Snooper.source`) and the commands, over a UDP port.
+
+    ``datagrams`` and ``source`` are for ``LiteEthUDPCrossbar.get_port(UDP_PORT, dw=32)``.
+    """
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        sys_clk_freq: float,
+        repeat_after_s: float = REPEAT_AFTER_S,
+        missing_after_s: float = MISSING_AFTER_S,
+    ) -> None:
+        self.gate = gate = Gate()
+        self.mailbox = mailbox = Mailbox()
+        self.sink = gate.sink
+        self.datagrams = stream.Endpoint(eth_udp_user_description(32))
+        self.source = source = stream.Endpoint(eth_udp_user_description(32))
+
+        self._level = CSRStatus(32, description="Chunks of 1 KiB that are not acknowledged.")
+        self._depth = CSRStatus(32, description="Chunks of 1 KiB that can wait for that.")
+        self._repeated = CSRStatus(
+            32, description="Datagrams that were sent again since the stream started."
+        )
+
+        # # #
+
+        self.peer = peer = Peer()
+        self.store = store
+        self.receiver = receiver = Receiver(mailbox, peer)
+        self.scheduler = scheduler = Scheduler(
+            receiver,
+            store.chunks,
+            int(repeat_after_s * sys_clk_freq),
+            int(missing_after_s * sys_clk_freq),
+        )
+        sender = receiver.sender
+        in_flight = Signal(4)  # chunks that are to be sent
+        self.comb += [
+            self.datagrams.connect(receiver.sink),
+            scheduler.running.eq(gate.running),
+            scheduler.restart.eq(gate.start),
+            store.restart.eq(gate.start),
+            gate.quiet.eq((in_flight == 0) & (scheduler.level == 0)),
+            gate.done.eq((in_flight == 0) & scheduler.all_sent),
+            self._level.status.eq(scheduler.level),
+            self._depth.status.eq(store.chunks),
+            self._repeated.status.eq(scheduler.repeated),
+        ]
+        self.sync += If(
+            gate.start,
+            peer.ip_address.eq(sender.ip_address),
+            peer.port.eq(sender.port),
+            peer.host.eq(sender.host),
+        )
+
+        # Into the store -----------------------------------------------------------------------
+
+        index = Signal(max=CHUNK_WORDS)
+        go = Signal()
+        self.comb += [
+            go.eq((index != 0) | scheduler.room),
+            gate.source.connect(store.sink, keep={"data"}),
+            store.sink.valid.eq(gate.source.valid & go),
+            gate.source.ready.eq(store.sink.ready & go),
+            scheduler.taken.eq(store.sink.valid & store.sink.ready & (index == CHUNK_WORDS - 1)),
+            scheduler.stored.eq(store.stored),
+        ]
+        self.sync += If(store.sink.valid & store.sink.ready, index.eq(index + 1))
+
+        # Out of the store ---------------------------------------------------------------------
+
+        # LiteEth's MAC takes no pause within a datagram: its chunk is whole before it begins.
+        self.wanted = wanted = stream.Buffer([("seq", 32)])
+        self.numbers = numbers = stream.SyncFIFO([("seq", 32)], 4)
+        self.converter = converter = stream.Converter(WORD_BITS, 32)
+        self.payload = payload = stream.SyncFIFO(
+            [("data", 32)], 2 * CHUNK_BYTES // 4, buffered=True
+        )
+        whole = Signal(max=4)
+        self.comb += [
+            scheduler.source.connect(wanted.sink),
+            store.read.valid.eq(wanted.source.valid & numbers.sink.ready),
+            store.read.chunk.eq(wanted.source.seq),
+            wanted.source.ready.eq(store.read.ready & numbers.sink.ready),
+            numbers.sink.valid.eq(wanted.source.valid & wanted.source.ready),
+            numbers.sink.seq.eq(wanted.source.seq),
+            store.source.connect(converter.sink, keep={"valid", "ready", "data", "last"}),
+            converter.source.connect(payload.sink, keep={"valid", "ready", "data", "last"}),
+        ]
+
+        # Datagrams ----------------------------------------------------------------------------
+
+        ended, end_due = Signal(), Signal()
+        end, end_sent = Signal(), Signal()  # this one is only the stream's end; it is sent
+        word = Signal(max=DATA_HEADER_WORDS)
+        seq = Mux(end, scheduler.sent, numbers.source.seq)
+        header = Array([DATA_MAGIC, seq, end << 8, peer.host])
+        sent = source.valid & source.ready & source.last
+        gone = payload.source.valid & payload.source.ready & payload.source.last
+        # Its place in the store may have been filled again while it was read.
+        acknowledged = (numbers.source.seq - scheduler.acked)[31]
+        self.comb += [
+            source.src_port.eq(UDP_PORT),
+            source.dst_port.eq(peer.port),
+            source.ip_address.eq(peer.ip_address),
+            source.last_be.eq(source.last << 3),
+        ]
+        assert DATA_LAST == 1
+        self.fsm = fsm = FSM(reset_state="IDLE")
+        fsm.act(
+            "IDLE",
+            NextValue(end, 0),
+            If(mailbox.source.valid, NextState("ANSWER"))
+            .Elif((whole != 0) & acknowledged, NextState("DROP"))
+            .Elif(whole != 0, NextState("HEADER"))
+            .Elif(end_due & gate.done, NextValue(end, 1), NextState("HEADER")),
+        )
+        fsm.act(
+            "ANSWER",
+            source.dst_port.eq(sender.port),
+            source.ip_address.eq(sender.ip_address),
+            source.length.eq(mailbox.source.words << 2),
+            mailbox.source.connect(source, keep={"valid", "ready", "data", "last"}),
+            If(sent, NextState("IDLE")),
+        )
+        length = Mux(end, 4 * DATA_HEADER_WORDS, 4 * DATA_HEADER_WORDS + CHUNK_BYTES)
+        fsm.act(
+            "HEADER",
+            source.valid.eq(1),
+            source.data.eq(header[word]),
+            source.length.eq(length),
+            source.last.eq(end & (word == DATA_HEADER_WORDS - 1)),
+            If(
+                source.ready,
+                NextValue(word, word + 1),
+                If(
+                    word == DATA_HEADER_WORDS - 1,
+                    end_sent.eq(end),
+                    NextState("PAYLOAD"),
+                    If(end, NextState("IDLE")),
+                ),
+            ),
+        )
+        fsm.act(
+            "PAYLOAD",
+            payload.source.connect(source, keep={"valid", "ready", "data", "last"}),
+            source.length.eq(length),
+            If(sent, NextState("IDLE")),
+        )
+        fsm.act(
+            "DROP",
+            payload.source.ready.eq(1),
+            If(gone, NextState("IDLE")),
+        )
+        asked = wanted.sink.valid & wanted.sink.ready
+        came = payload.sink.valid & payload.sink.ready & payload.sink.last
+        self.comb += numbers.source.ready.eq(gone)
+        self.sync += [
+            in_flight.eq(in_flight + asked - gone),
+            whole.eq(whole + came - gone),
+            # The host, which cannot acknowledge the end, says by acknowledging that it waits.
+            ended.eq(gate.ended),
+            If(end_sent, end_due.eq(0)),
+            If(gate.ended & (~ended | scheduler.heard), end_due.eq(1)),
+            If(~gate.ended, end_due.eq(0)),
+        ]
