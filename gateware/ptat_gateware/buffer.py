@@ -112,15 +112,17 @@ class LaneSerializer(LiteXModule):
 # Buffer ---------------------------------------------------------------------------------------
 
 
+BLOCK_RAM_BITS = 16384  # of an ECP5, and of half a 7-series one, without parity
+
+
 class BlockRAMFIFO(LiteXModule):
     """Synchronous FIFO of 64-bit words in columns as narrow as a block RAM of ``depth`` words is.
 
-    As one memory, Yosys would stack wider RAMs and put a multiplexer behind them.
+    As one memory, Yosys would stack wider RAMs and put a multiplexer behind them. In simulations,
+    which many memories make slower, ``block_ram_bits`` may be as large as it likes.
     """
 
-    block_ram_bits = 16384  # of an ECP5, and of half a 7-series one, without parity
-
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, block_ram_bits: int = BLOCK_RAM_BITS) -> None:
         self.sink = sink = stream.Endpoint([("data", WORD_BITS)])
         self.source = source = stream.Endpoint([("data", WORD_BITS)])
         self.depth = depth
@@ -143,7 +145,7 @@ class BlockRAMFIFO(LiteXModule):
             If(write & ~read, stored.eq(stored + 1)).Elif(read & ~write, stored.eq(stored - 1)),
             If(read, source.valid.eq(1)).Elif(source.ready, source.valid.eq(0)),
         ]
-        column = min(max(self.block_ram_bits // depth, 1), WORD_BITS)
+        column = min(max(block_ram_bits // depth, 1), WORD_BITS)
         for low in range(0, WORD_BITS, column):
             bits = slice(low, min(low + column, WORD_BITS))
             memory = Memory(bits.stop - bits.start, depth)
@@ -175,6 +177,7 @@ class Buffer(LiteXModule):
         dram_base: int = 0,
         dram_bytes: int = 0,
         crc_bits_per_clock: int = 32,
+        block_ram_bits: int = BLOCK_RAM_BITS,
     ) -> None:
         self.sink = stream.Endpoint([("data", WORD_BITS)])
         self.source = stream.Endpoint([("data", WORD_BITS)])
@@ -190,7 +193,7 @@ class Buffer(LiteXModule):
 
         # # #
 
-        self.fifo = fifo = BlockRAMFIFO(depth_words)
+        self.fifo = fifo = BlockRAMFIFO(depth_words, block_ram_bits)
         self.seal = Seal(crc_bits_per_clock)
         high_water = Signal(len(fifo.level))
         self.comb += [

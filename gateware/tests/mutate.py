@@ -223,8 +223,8 @@ FAULTS = [
     Fault(
         "one in N is one in N + 1",
         "filter.py",
-        "Mux(none_left, self.one_in, now_left) - 1",
-        "Mux(none_left, self.one_in + 1, now_left) - 1",
+        "left_again.eq(self.one_in - 2)",
+        "left_again.eq(self.one_in - 1)",
         "test_snooper.py::test_sampling_is_marked_and_spares_exact_windows",
     ),
     # Words and blocks

@@ -10,6 +10,7 @@ import pytest
 
 from ptat_gateware.sim import geometry, run
 from ptat_gateware.sim.build import SimulatorError, simulator
+from ptat_gateware.sim.words import CHANNEL_SHIFT
 from ptat_parser.blocks import BlockWriter, Lost
 from ptat_testbed import sim_snoop
 from ptat_testbed.sim_snoop import Requests, Stall, Stream, Verdict, Wrong
@@ -54,7 +55,7 @@ def test_unrelated_clocks(sys_ps):
 @pytest.mark.parametrize(
     ("stall", "sys_ps"),
     [
-        pytest.param(Stall(300, 600), run.CLOCK_PS, id="short"),
+        pytest.param(Stall(300, 600), geometry.CLOCK_PS, id="short"),
         pytest.param(Stall(3_000, 60_000), 6_173, id="long"),
     ],
 )
@@ -84,7 +85,7 @@ def test_what_the_harness_refuses(tmp_path):
     bus = [tmp_path / "bus.0.raw"]
 
     simulation = run.Simulation(1, 2)
-    simulation.flood(np.array([1 << run.CHANNEL_SHIFT], np.uint64))
+    simulation.flood(np.array([1 << CHANNEL_SHIFT], np.uint64))
     with pytest.raises(SimulatorError, match="no such channel or bank"):
         simulation.execute(bus)
 

@@ -111,16 +111,9 @@ def verilate(
 
 def _key(channels: int, ranks: int) -> str:
     package = Path(ptat_gateware.__file__).parent
-    ours = [HARNESS.with_name(name) for name in ("geometry.py", "top.py")]
+    ours = [HARNESS.with_name(name) for name in ("build.py", "bus.h", "geometry.py", "top.py")]
     cores = sorted([*package.glob("*.py"), *package.glob("snoop/*.py")])
-    sources = [
-        *cores,
-        *ours,
-        Path(__file__),
-        HARNESS,
-        HARNESS.with_name("bus.h"),
-        Path(wire.__file__),
-    ]
+    sources = [*cores, *ours, HARNESS, Path(wire.__file__)]
     options = repr((channels, ranks))
     return digest([*(path.read_bytes() for path in sources), versions(), options.encode()])
 

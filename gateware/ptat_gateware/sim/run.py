@@ -13,9 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_gateware.sim import words as layout
 from ptat_gateware.sim.build import SimulatorError, simulator
 from ptat_gateware.sim.geometry import CLOCK_PS
+from ptat_gateware.sim.words import (
+    BANK_SHIFT,
+    CHANNEL_SHIFT,
+    COLUMN_BANK_SHIFT,
+    COLUMN_CHANNEL_SHIFT,
+    PAUSE_SHIFT,
+    WRITE_SHIFT,
+)
 
 U64 = npt.NDArray[np.uint64]
 
@@ -26,20 +33,15 @@ def requests(address: U64, bank: U64, write: U64, channel: U64) -> U64:
     """Words for the harness: reads and writes of addresses in banks, see `geometry`."""
     return (
         address
-        | bank << np.uint64(layout.BANK_SHIFT)
-        | np.uint64(channel) << np.uint64(layout.CHANNEL_SHIFT)
-        | write << np.uint64(layout.WRITE_SHIFT)
+        | bank << np.uint64(BANK_SHIFT)
+        | np.uint64(channel) << np.uint64(CHANNEL_SHIFT)
+        | write << np.uint64(WRITE_SHIFT)
     )
 
 
 def pause(clocks: int, bank: int = 0, channel: int = 0) -> np.uint64:
     """A word that is no request: the bank's next waits. In a timed run it only takes its time."""
-    return np.uint64(
-        1 << layout.PAUSE_SHIFT
-        | channel << layout.CHANNEL_SHIFT
-        | bank << layout.BANK_SHIFT
-        | clocks
-    )
+    return np.uint64(1 << PAUSE_SHIFT | channel << CHANNEL_SHIFT | bank << BANK_SHIFT | clocks)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Result:
 
     `registers`: the values read, by name. `time_ticks`, `channel` and `bank`, shape
     ``(commands,)``: when each column command was on which channel's DFI, for which bank (rank
-    above), by what the harness saw there; the channel is `words.PAUSE_CHANNEL` for pauses of timed runs.
+    above), by what the harness saw there; for pauses of timed runs the channel is
+    `words.PAUSE_CHANNEL`.
     """
 
     cycles: int
@@ -134,16 +137,14 @@ class Simulation:
                 raise SimulatorError(done.stderr.strip() or f"harness: exit {done.returncode}")
             columns = np.fromfile(Path(work) / "columns", "<u8")
         told = json.loads(done.stdout)
-        bank_mask = (1 << layout.COLUMN_CHANNEL_SHIFT - layout.COLUMN_BANK_SHIFT) - 1
+        bank_mask = (1 << COLUMN_CHANNEL_SHIFT - COLUMN_BANK_SHIFT) - 1
         return Result(
             told["cycles"],
             told["cpu_seconds"],
             self._values(told["reads"]),
-            columns & np.uint64((1 << layout.COLUMN_BANK_SHIFT) - 1),
-            (columns >> np.uint64(layout.COLUMN_CHANNEL_SHIFT)).astype(np.uint8),
-            (columns >> np.uint64(layout.COLUMN_BANK_SHIFT) & np.uint64(bank_mask)).astype(
-                np.uint8
-            ),
+            columns & np.uint64((1 << COLUMN_BANK_SHIFT) - 1),
+            (columns >> np.uint64(COLUMN_CHANNEL_SHIFT)).astype(np.uint8),
+            (columns >> np.uint64(COLUMN_BANK_SHIFT) & np.uint64(bank_mask)).astype(np.uint8),
         )
 
     def _place(self, register: str) -> tuple[int, int]:
