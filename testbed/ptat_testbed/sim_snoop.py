@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_gateware.sim import run
+from ptat_gateware.sim.geometry import CLOCK_PS
+from ptat_gateware.sim.words import BANK_SHIFT, PAUSE_SHIFT
 from ptat_host.dram import Window
 from ptat_parser import wire
 from ptat_parser.blocks import BusReader, Lost
@@ -124,9 +126,9 @@ def from_trace(path: Path) -> Iterator[Requests]:
 def with_pauses(words: U64, rng: np.random.Generator) -> U64:
     """Now and then a bank's next request waits, so that refresh finds rows open and banks idle."""
     at = np.flatnonzero(rng.random(words.size) < 1e-3)
-    which = np.uint64((1 << run.PAUSE_SHIFT) - 1) & ~np.uint64((1 << run.BANK_SHIFT) - 1)
+    which = np.uint64((1 << PAUSE_SHIFT) - 1) & ~np.uint64((1 << BANK_SHIFT) - 1)
     clocks = rng.integers(1, 500, at.size, np.uint64)
-    waits = np.uint64(1 << run.PAUSE_SHIFT) | words[at] & which | clocks
+    waits = np.uint64(1 << PAUSE_SHIFT) | words[at] & which | clocks
     return np.insert(words, at, waits)
 
 
@@ -233,7 +235,7 @@ def run_requests(
     channels: int = 1,
     ranks: int = 1,
     seed: int = 1,
-    sys_ps: int = run.CLOCK_PS,
+    sys_ps: int = CLOCK_PS,
     stall: Stall | None = None,
 ) -> tuple[Verdict, run.Result]:
     """Simulate, and hold the streams against the commands.
@@ -294,8 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sys-ps",
         type=int,
-        default=run.CLOCK_PS,
-        help=f"period of the link's clock (default: the snooper's, {run.CLOCK_PS} ps)",
+        default=CLOCK_PS,
+        help=f"period of the link's clock (default: the snooper's, {CLOCK_PS} ps)",
     )
     parser.add_argument(
         "--stall",
