@@ -117,6 +117,14 @@ class Program:
         """Of the command SET_MATRIX."""
         return protocol.MATRIX.pack(*self.columns, self.always, 0, 0)
 
+    def register_writes(self) -> list[tuple[str, int]]:
+        """The same, for a snooper whose registers can be reached."""
+        return dram.map_writes(dram.table_words(self.columns, self.always), dram.Remap(0, 0))
+
+
+IDENTITY = Program(dram.IDENTITY, 0)
+"""What makes a board report coordinates in the place of addresses."""
+
 
 def pack(coordinates: MappingType[str, npt.ArrayLike]) -> U64:
     """Coordinates as one number each: the fields of `dram.FIELDS` from bit 0, the channel last."""

@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
 from ptat_host import boards
-from ptat_host.boards.base import Board, BoardError, RecordRequest, ReplayingBoard
+from ptat_host.boards.base import (
+    Board,
+    BoardError,
+    CalibratingBoard,
+    ObserveRequest,
+    RecordRequest,
+    ReplayingBoard,
+)
 from ptat_host.sizes import format_size, parse_size
 from ptat_parser.errors import PtatError
 
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
     from ptat_parser import Results
 
 SESSIONS = Path("ptat-sessions")
+MAPPING = Path("ptat-mapping.json")
+ADDRESSES = 400
 
 
 class UsageError(PtatError):
@@ -92,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ptat {version('ptat')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     _add_doctor(commands)
+    _add_calibrate(commands)
     _add_record(commands)
     _add_parse(commands)
     _add_report(commands)
@@ -160,13 +170,7 @@ _BOARD_OPTION = "board option "
 def _add_record(commands: _Commands[_Parser]) -> None:
     parser = _add_command(commands, "record", "run a command and trace its TLB misses")
     parser.usage = "ptat record [OPTIONS] [--] CMD [ARG…]"
-    parser.add_argument(
-        "--board",
-        metavar="BOARD",
-        default=boards.DEFAULT,
-        help=f"{', '.join(boards.names())}; some with an address: usb:SERIAL, udp:HOST:PORT,"
-        f" file:DIR (default: {boards.DEFAULT})",
-    )
+    _add_board(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -225,6 +229,21 @@ def _add_record(commands: _Commands[_Parser]) -> None:
     parser.set_defaults(run=_record)
 
 
+def _add_board(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--board",
+        metavar="BOARD",
+        action="append",
+        help=f"{', '.join(boards.names())}; some with an address: usb:SERIAL, udp:HOST:PORT,"
+        " file:DIR; again for the board of each further memory channel"
+        f" (default: {boards.DEFAULT})",
+    )
+
+
+def _chosen_board(arguments: argparse.Namespace) -> Board:
+    return boards.load_all(arguments.board or [boards.DEFAULT])
+
+
 def _add_board_options(parser: argparse.ArgumentParser) -> None:
     """The options of all boards; which of them the chosen one has is seen when it is known."""
     known: dict[str, dict[str, list[str]]] = {}
@@ -265,7 +284,7 @@ def _record(arguments: argparse.Namespace) -> int:
     from ptat_host import record
 
     command = arguments.command[arguments.command[:1] == ["--"] :]
-    board = boards.load(arguments.board)
+    board = _chosen_board(arguments)
     if isinstance(board, ReplayingBoard):
         if command:
             raise UsageError(f"{board.name} replays, it runs nothing", "leave the command out")
@@ -308,6 +327,67 @@ def _record(arguments: argparse.Namespace) -> int:
         return status
     print(f"ptat: {session} ({size}) is incomplete: {result.reason}", file=sys.stderr)
     return 130 if result.interrupted else 2
+
+
+# ptat calibrate -----------------------------------------------------------------------------------
+
+
+def _add_calibrate(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(
+        commands, "calibrate", "learn the memory controller's address mapping and load it"
+    )
+    _add_board(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        default=MAPPING,
+        help=f"mapping file, for ptat record --mapping FILE (default: {MAPPING})",
+    )
+    parser.add_argument(
+        "--addresses",
+        metavar="N",
+        type=_positive,
+        default=ADDRESSES,
+        help=f"different addresses to read (default: {ADDRESSES})",
+    )
+    parser.add_argument(
+        "--reads", metavar="N", type=_positive, help="reads of each (default: the board's)"
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=_positive,
+        default=1,
+        help="choose other addresses (default: 1)",
+    )
+    _add_json(parser)
+    _add_board_options(parser)
+    parser.set_defaults(run=_calibrate)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from ptat_host import calibrate, mapping
+
+    board = _chosen_board(arguments)
+    if not isinstance(board, CalibratingBoard):
+        raise UsageError(f"board {board.name} cannot be calibrated", "choose another --board")
+    options = _board_options(arguments, board)
+    observed = board.observe(
+        ObserveRequest(arguments.addresses, arguments.reads, arguments.seed, options)
+    )
+    found = calibrate.solve(observed.addresses, observed.coordinates)
+    described = mapping.content(found, observed)
+    mapping.write(arguments.output, described)
+    loaded = board.load(arguments.output)
+    if arguments.json:
+        print(json.dumps(described))
+    else:
+        print("\n".join(found.describe()))
+    where = f", and loaded it into {', '.join(loaded)}" if loaded else ""
+    print(f"ptat: wrote {arguments.output}{where}", file=sys.stderr)
+    return 0
 
 
 # The commands that read a session -----------------------------------------------------------------

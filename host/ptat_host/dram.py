@@ -221,29 +221,42 @@ class Mapping:
         if channel >> len(self.functions.get("channel", ())):
             raise BadInput(f"{self.name}: there is no channel {channel}", "give a lower number")
         units = [value >> wire.ADDRESS_UNIT_SHIFT for value in self.contributions]
-        words = []
-        for start in range(0, BUS_BITS, SLICE_BITS):
-            constant = 0
-            if start == 0:
-                constant = _xor(
-                    units[BUS_BITS + i] for i in range(FIELDS["channel"]) if channel >> i & 1
-                )
-            for value in range(1 << SLICE_BITS):
-                chosen = (units[start + i] for i in range(SLICE_BITS) if value >> i & 1)
-                words.append(constant ^ _xor(chosen))
-        return words
+        ours = _xor(units[BUS_BITS + i] for i in range(FIELDS["channel"]) if channel >> i & 1)
+        return table_words(units, ours)
 
     def register_writes(self, channel: int = 0) -> list[tuple[str, int]]:
         """What to write to which register of the snooper's address map, in this order."""
-        remap = self.remap or Remap(0, 0)
-        return [
-            ("address_control", 0),
-            ("address_table_index", 0),
-            *(("address_table_data", word) for word in self.tables(channel)),
-            ("address_remap_first", remap.first // REMAP_UNIT_BYTES),
-            ("address_remap_offset", remap.offset // REMAP_UNIT_BYTES),
-            ("address_control", 1),
-        ]
+        return map_writes(self.tables(channel), self.remap or Remap(0, 0))
+
+
+IDENTITY = [1 << i for i in range(BUS_BITS)]
+"""Columns (see `table_words`) that make the board report coordinates where addresses belong."""
+
+
+def table_words(columns: Sequence[int], constant: int) -> list[int]:
+    """The gateware's tables of a linear map; in units of 8 bytes.
+
+    :param columns: what each bit of a packed coordinate contributes; only those on the bus count.
+    :param constant: what is always XORed.
+    """
+    words = []
+    for start in range(0, BUS_BITS, SLICE_BITS):
+        for value in range(1 << SLICE_BITS):
+            chosen = (columns[start + i] for i in range(SLICE_BITS) if value >> i & 1)
+            words.append(_xor(chosen) ^ (0 if start else constant))
+    return words
+
+
+def map_writes(tables: Sequence[int], remap: Remap) -> list[tuple[str, int]]:
+    """What to write to which register of a snooper's address map, in this order."""
+    return [
+        ("address_control", 0),
+        ("address_table_index", 0),
+        *(("address_table_data", word) for word in tables),
+        ("address_remap_first", remap.first // REMAP_UNIT_BYTES),
+        ("address_remap_offset", remap.offset // REMAP_UNIT_BYTES),
+        ("address_control", 1),
+    ]
 
 
 def _xor(values: Iterable[int]) -> int:

@@ -85,6 +85,27 @@ def checks() -> list[Check]:
     return found
 
 
+def require() -> None:
+    """Raise `BoardError` unless a command can be traced on this machine."""
+    for check in checks():
+        if not check.ok:
+            raise BoardError(f"this machine cannot be traced: {check.detail}", check.hint or "")
+
+
+def lock(taking: contextlib.ExitStack) -> None:
+    """Keep other ptats from this machine's bus until `taking` ends.
+
+    :raises BoardError: one has it.
+    """
+    file = taking.enter_context(LOCK.open("w"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BoardError(
+            "another ptat is tracing this machine", "wait for it: there is one bus"
+        ) from None
+
+
 def tsc_hz(messages: str) -> int | None:
     """The frequency of the TSC from the kernel's messages; the refined one if it is there."""
     found = {kind: float(mhz) for kind, mhz in _TSC.findall(messages)}
@@ -167,9 +188,7 @@ class LiveMachine:
         :param tsc: frequency of the TSC in Hz as the user gave it.
         :raises BoardError: this machine cannot be traced, or somebody else is doing it.
         """
-        for check in checks():
-            if not check.ok:
-                raise BoardError(f"this machine cannot be traced: {check.detail}", check.hint or "")
+        require()
         if request.region_bytes is not None:
             raise BoardError(
                 "--region: the region of this machine was chosen when it booted", KERNEL_HINT
@@ -180,7 +199,7 @@ class LiveMachine:
         self._loggers: list[_Logger] = []
         self._cpus = sorted(os.sched_getaffinity(0))
         with contextlib.ExitStack() as taking:
-            self._lock(taking)
+            lock(taking)
             self._kmsg = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
             taking.callback(os.close, self._kmsg)
             self._tsc_hz = self._frequency(tsc)
@@ -261,15 +280,6 @@ class LiveMachine:
             stat = numbers((CONTROL / "stat").read_text())
         check = numbers(CHECK_FILE.read_text()) if CHECK_FILE.exists() else None
         return {"stat": stat, "check": check, "warnings": self._warnings()}
-
-    def _lock(self, taking: contextlib.ExitStack) -> None:
-        lock = taking.enter_context(LOCK.open("w"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BoardError(
-                "another ptat is tracing this machine", "wait for it: there is one bus"
-            ) from None
 
     def _frequency(self, given: str | None) -> int:
         """The TSC's; the kernel's messages are read up to now."""

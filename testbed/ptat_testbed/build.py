@@ -25,7 +25,7 @@ WORKLOADS = SOURCES / "host" / "workloads"
 BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
 PROTOCOL = SOURCES / "host" / "ptat_host" / "protocol.py"
-USB_CONFIG = BOARD / "kernel.config"
+BOARD_CONFIG = BOARD / "kernel.config"
 INIT_FLAGS = ("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror")
 
 
@@ -81,16 +81,16 @@ def kernel() -> Kernel:
     return Kernel(run_script(KERNEL_SCRIPT))
 
 
-def usb_kernel() -> Kernel:
-    """The patched kernel with USB, built if it is not in the cache.
+def board_kernel() -> Kernel:
+    """The patched kernel with USB and /dev/mem, built if it is not in the cache.
 
-    Not the one for all: only ``make usb-guest`` is to pay for it.
+    Not the one for all: only what plays with boards is to pay for it.
     """
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / KERNEL_SCRIPT.parent.name
         shutil.copytree(KERNEL_SCRIPT.parent, copy, ignore=shutil.ignore_patterns("tests"))
         config = copy / "linux-6.12" / "config"
-        config.write_text(config.read_text() + USB_CONFIG.read_text())
+        config.write_text(config.read_text() + BOARD_CONFIG.read_text())
         return Kernel(run_script(copy / KERNEL_SCRIPT.name))
 
 

@@ -22,6 +22,7 @@ harness, not the snooper, saw the walk's leaf read on the bus.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ import numpy.typing as npt
 
 from ptat_gateware.sim import build, run
 from ptat_host.boards.base import BoardError, Check
-from ptat_host.dram import WINDOW_UNIT_BYTES, Window
+from ptat_host.calibrate import IDENTITY, Program
+from ptat_host.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Window
+from ptat_host.observe import between_flushes
 from ptat_parser import truth
 from ptat_testbed.snooped import SnoopedMemory
 
@@ -58,15 +61,21 @@ class _Accesses:
 
 
 class GatewareBus:
-    """The snoopers of one recording.
+    """The snoopers of one recording, with the controllers' mapping or other `programs`.
 
     :raises BoardError: the simulator cannot be built.
     """
 
-    def __init__(self, channels: int, region_base: int, region_bytes: int) -> None:
+    def __init__(
+        self,
+        channels: int,
+        region_base: int,
+        region_bytes: int,
+        programs: Sequence[Program] | None = None,
+    ) -> None:
         first = region_base // WINDOW_UNIT_BYTES * WINDOW_UNIT_BYTES
         end = -(-(region_base + region_bytes) // WINDOW_UNIT_BYTES) * WINDOW_UNIT_BYTES
-        self._memory = SnoopedMemory(channels, [Window(first, end)])
+        self._memory = SnoopedMemory(channels, [Window(first, end)], programs=programs)
         self._files = [f"bus.{channel}.raw" for channel in range(channels)]
 
     def capture(self, session: Path, model_bus: Path) -> None:
@@ -127,6 +136,46 @@ class GatewareBus:
             "bus": "gateware",
             "address_mapping": self._memory.mapping.name,
         }
+
+
+def observe(
+    channels: int, model_bus: Path, addresses: Sequence[int], directory: Path
+) -> list[list[U64]]:
+    """What snoopers that know no mapping report of the guest's reads, for each channel.
+
+    As a host would do it: a FLUSH before the next address is read. See `between_flushes`.
+
+    :raises BoardError: the simulation failed, or the guest did not read the addresses.
+    """
+    from ptat_parser.blocks import BusReader
+
+    accesses = _read(model_bus)
+    lines = accesses.address // np.uint64(GRANULARITY_BYTES) * np.uint64(GRANULARITY_BYTES)
+    lines[accesses.write] = 0
+    starts = []
+    at = 0
+    for address in addresses:
+        found = np.flatnonzero(lines[at:] == address)
+        if not found.size:
+            raise BoardError(f"the guest did not read {address:#x}")
+        at += int(found[0])
+        starts.append(at)
+    end = at + int(np.flatnonzero(lines[at:] == addresses[-1])[-1]) + 1
+
+    memory = SnoopedMemory(
+        channels, [Window(0, 1 << ADDRESS_BITS_MAX)], programs=[IDENTITY] * channels
+    )
+    memory.start()
+    words = memory.words(accesses.address[:end], accesses.write[:end])
+    for part in np.split(words, starts)[1:]:
+        memory.simulation.timed(part, np.zeros(part.size, np.uint64), GAP_TICKS)
+        memory.flush()
+    paths = [directory / f"bus.{channel}.raw" for channel in range(channels)]
+    memory.execute(paths)
+    return [
+        between_flushes(BusReader(path, channel), len(addresses))
+        for channel, path in enumerate(paths)
+    ]
 
 
 def check() -> Check:

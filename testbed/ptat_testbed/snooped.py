@@ -18,10 +18,14 @@ from ptat_gateware.sim import geometry, run
 from ptat_gateware.sim.build import SimulatorError
 from ptat_host import dram
 from ptat_host.boards.base import BoardError
+from ptat_host.calibrate import Program
+from ptat_parser import wire
 
 U64 = npt.NDArray[np.uint64]
 
 MAPPING = "ivy-bridge"
+RUN, FLUSH, LATCH = 1, 2, 4
+"""Bits of a snooper's register `control`."""
 SETTLE_CLOCKS = 200
 """From a register to the snooper's clock and through all of its stages, with room to spare."""
 SILENT_CLOCKS = 4096
@@ -61,8 +65,10 @@ class SnoopedMemory:
         windows: Sequence[dram.Window],
         *,
         ranks: int = geometry.RANKS_MAX,
-        sys_ps: int = run.CLOCK_PS,
+        sys_ps: int = geometry.CLOCK_PS,
+        programs: Sequence[Program] | None = None,
     ) -> None:
+        """`programs`: what the snoopers make addresses with; None: the controllers' mapping."""
         self.channels = channels
         self.ranks = ranks
         self.mapping = dram.preset(MAPPING, channels, geometry.ROW_BITS)
@@ -71,9 +77,10 @@ class SnoopedMemory:
         except SimulatorError as error:
             raise BoardError(str(error), error.hint) from error
         for channel in range(channels):
+            writes = programs[channel].register_writes() if programs else None
             for register, value in [
                 ("packer_channel", channel),
-                *self.mapping.register_writes(channel),
+                *(writes or self.mapping.register_writes(channel)),
                 *dram.window_writes(windows),
             ]:
                 self.simulation.write(f"snooper{channel}_{register}", value)
@@ -101,8 +108,14 @@ class SnoopedMemory:
     def start(self) -> None:
         """Let the snoopers record."""
         for channel in range(self.channels):
-            self.simulation.write(f"snooper{channel}_control", 1)
+            self.simulation.write(f"snooper{channel}_control", RUN)
         self.simulation.run(SETTLE_CLOCKS)
+
+    def flush(self) -> None:
+        """Put a FLUSH mark into each stream, and let it out: the rest of its block is padded."""
+        for channel in range(self.channels):
+            self.simulation.write(f"snooper{channel}_control", RUN | FLUSH)
+        self.simulation.run(SETTLE_CLOCKS + 2 * wire.BLOCK_WORDS)
 
     def execute(self, bus_paths: list[Path]) -> tuple[run.Result, list[Counters]]:
         """Stop the snoopers and run it all; the streams go to `bus_paths`.
@@ -115,7 +128,7 @@ class SnoopedMemory:
         self.simulation.stall(1, 0, 0)
         self.simulation.drain(SILENT_CLOCKS)
         for channel in range(self.channels):
-            self.simulation.write(f"snooper{channel}_control", 1 << 2)  # latch
+            self.simulation.write(f"snooper{channel}_control", LATCH)
             self.simulation.run(SETTLE_CLOCKS)
             for register in COUNTERS:
                 self.simulation.read(f"snooper{channel}_{register}")

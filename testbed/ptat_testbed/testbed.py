@@ -3,14 +3,29 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_host.boards.base import (
+    BoardError,
+    Check,
+    ObserveRequest,
+    Option,
+    RecordRequest,
+    RecordResult,
+)
 from ptat_parser.errors import PtatError
 from ptat_testbed import build, gateware_bus, run, sizes
 from ptat_testbed.gateware_bus import GatewareBus
 from ptat_testbed.progress import progress
 from ptat_testbed.qemu import escape
+
+if TYPE_CHECKING:
+    from ptat_host.observe import Observed
 
 TLB_PRESETS = ("skylake", "ivybridge-ep", "zen4")
 GRANULARITIES_BYTES = (8, 32, 64)
@@ -18,6 +33,8 @@ GRANULARITY_BYTES = 64
 TICK_HZ = 1_000_000_000
 """The plugin's bus clock counts nanoseconds."""
 BUSES = ("model", "gateware")
+READS = 8
+"""Of each address, in `TestbedBoard.observe`: there is no other traffic."""
 
 
 class TestbedBoard:
@@ -44,6 +61,10 @@ class TestbedBoard:
         "channels": Option(
             f"memory channels of --bus gateware, 1 to {gateware_bus.CHANNELS_MAX}", "1"
         ),
+        "mapping": Option(
+            "address mapping of --bus gateware, a file of ptat calibrate",
+            "the simulated controllers'",
+        ),
     }
 
     def check(self) -> list[Check]:
@@ -65,34 +86,19 @@ class TestbedBoard:
         tlb = parse_tlb(request.options.get("tlb", TLB_PRESETS[0]))
         channels = parse_bus(request.options, request.granularity_bytes)
         recording = run.Recording(request)
-        settings = recording.settings
-        base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+        base, region_bytes = _region(recording)
         session = request.session_dir
         bus_file = "bus.0.raw"
         gateware = None
         if channels is not None:
-            gateware = GatewareBus(channels, base, settings.region_bytes)
+            programs = None
+            if path := request.options.get("mapping"):
+                from ptat_host import mapping
+
+                programs = mapping.read(Path(path), base, region_bytes, channels)
+            gateware = GatewareBus(channels, base, region_bytes, programs)
             bus_file = "bus.model.raw"
-        plugin = {
-            "region_base": hex(base),
-            "region_size": hex(settings.region_bytes),
-            "marker_bytes": run.MARKER_BYTES,
-            "ram": "{ram}",
-            "ram_size": settings.memory_bytes,
-            "lowmem": sizes.lowmem(settings.memory_bytes),
-            "bus": session / bus_file,
-            "truth": session / "truth.0.bin",
-            "counters": session / "counters.json",
-            "granularity": granularity,
-            "pf_entry": hex(recording.kernel.symbol("asm_exc_page_fault")),
-            **tlb,
-        }
-        if "buffer" in request.options:
-            plugin |= parse_buffer(request.options["buffer"])
-        arguments = ",".join(f"{key}={escape(value)}" for key, value in plugin.items())
-        result = recording.record(
-            recording.machine_config(base, plugin=f"{escape(build.plugin())},{arguments}")
-        )
+        result = _run(recording, request, session / bus_file, granularity, tlb)
         result.metadata["board"] = {
             "granularity_bytes": granularity,
             "walk_reads": "psc",
@@ -108,6 +114,84 @@ class TestbedBoard:
                 result.reason = f"the gateware captured nothing: {error.message}"
         result.metadata["cpu"] = {"name": "QEMU TCG with ptat's TLB model", **tlb}
         return result
+
+    def observe(self, request: ObserveRequest) -> Observed:
+        """Read the region in the guest; see `CalibratingBoard.observe`."""
+        from ptat_host import observe, reads
+
+        channels = parse_bus(request.options, None)
+        if channels is None:
+            raise BoardError("the model's bus has no DRAM coordinates", "add --bus gateware")
+        times = request.reads or READS
+        tlb = parse_tlb(request.options.get("tlb", TLB_PRESETS[0]))
+        numbers = {"addresses": request.addresses, "times": times, "seed": request.seed}
+        with tempfile.TemporaryDirectory(prefix="ptat-calibrate-") as temporary:
+            session = Path(temporary)
+            reading = RecordRequest(
+                argv=[
+                    *(sys.executable, "-m", "ptat_host.reads"),
+                    *(f"--{name}={value}" for name, value in numbers.items()),
+                ],
+                session_dir=session,
+                cwd=Path("/"),
+                env=dict(os.environ),
+                children=False,
+                options=request.options,
+            )
+            recording = run.Recording(reading, build.board_kernel())
+            base, region_bytes = _region(recording)
+            addresses = reads.chosen(base, region_bytes, request.addresses, request.seed)
+            bus = session / "bus.model.raw"
+            result = _run(recording, reading, bus, GRANULARITY_BYTES, tlb)
+            if not result.complete or result.exit_status:
+                raise BoardError(f"the guest could not read: {result.reason or 'see above'}")
+            with progress("simulating the bus and its snooper"):
+                parts = gateware_bus.observe(channels, bus, addresses, session)
+        seen, coordinates = observe.pairs(addresses, parts, times)
+        return observe.Observed(seen, coordinates, base, region_bytes, channels, [])
+
+    def load(self, mapping: Path) -> list[str]:
+        """Nothing is kept: a simulated board is new in each recording."""
+        return []
+
+
+def _region(recording: run.Recording) -> tuple[int, int]:
+    """Base and size of the region, in bytes."""
+    settings = recording.settings
+    base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+    return base, settings.region_bytes
+
+
+def _run(
+    recording: run.Recording,
+    request: RecordRequest,
+    bus: Path,
+    granularity: int,
+    tlb: Mapping[str, str],
+) -> RecordResult:
+    """Run the guest with the plugin, whose bus goes to a file."""
+    settings = recording.settings
+    base, region_bytes = _region(recording)
+    plugin = {
+        "region_base": hex(base),
+        "region_size": hex(region_bytes),
+        "marker_bytes": run.MARKER_BYTES,
+        "ram": "{ram}",
+        "ram_size": settings.memory_bytes,
+        "lowmem": sizes.lowmem(settings.memory_bytes),
+        "bus": bus,
+        "truth": request.session_dir / "truth.0.bin",
+        "counters": request.session_dir / "counters.json",
+        "granularity": granularity,
+        "pf_entry": hex(recording.kernel.symbol("asm_exc_page_fault")),
+        **tlb,
+    }
+    if "buffer" in request.options:
+        plugin |= parse_buffer(request.options["buffer"])
+    arguments = ",".join(f"{key}={escape(value)}" for key, value in plugin.items())
+    return recording.record(
+        recording.machine_config(base, plugin=f"{escape(build.plugin())},{arguments}")
+    )
 
 
 def parse_tlb(text: str) -> dict[str, str]:
@@ -138,8 +222,9 @@ def parse_bus(options: Mapping[str, str], granularity_bytes: int | None) -> int 
     if bus not in BUSES:
         raise BoardError(f"--bus {bus}: there is no such bus", f"use {' or '.join(BUSES)}")
     if bus == BUSES[0]:
-        if "channels" in options:
-            raise BoardError("--channels: the model has one", "add --bus gateware")
+        for option in ("channels", "mapping"):
+            if option in options:
+                raise BoardError(f"--{option}: the model's bus has none", "add --bus gateware")
         return None
     if "buffer" in options:
         raise BoardError("--buffer: it is the model's", "leave it out with --bus gateware")

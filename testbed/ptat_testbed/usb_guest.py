@@ -377,7 +377,7 @@ def main() -> int:
                 children=False,
                 options={"cpus": "2"},
             ),
-            build.usb_kernel(),
+            build.board_kernel(),
         )
         settings = recording.settings
         base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)

@@ -42,7 +42,7 @@ def test_options():
         ({"bus": "gateware", "channels": "3"}, None, "--channels 3: must be a number from 1 to 2"),
         ({"bus": "gateware"}, 8, "--granularity 8: a DDR3 bus shows 64 bytes"),
         ({"bus": "gateware", "buffer": "1024:1000"}, None, "--buffer"),
-        ({"channels": "2"}, None, "--channels: the model has one"),
+        ({"channels": "2"}, None, "--channels: the model's bus has none"),
     ],
 )
 def test_options_that_make_no_sense(options, granularity_bytes, message):

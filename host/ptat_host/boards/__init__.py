@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from ptat_host.boards.base import Board, BoardError
@@ -37,6 +38,26 @@ def load(name: str) -> Board:
                 ) from error
             return board
     raise BoardError(f"there is no board {name!r}", f"boards: {', '.join(names()) or 'none'}")
+
+
+def load_all(chosen: Sequence[str]) -> Board:
+    """The board of that name, or several as one: channel 0 first.
+
+    :raises BoardError: as `load`; or they cannot record together.
+    """
+    if len(chosen) == 1:
+        return load(chosen[0])
+    from ptat_host.boards.hardware import BoardSet, HardwareBoard
+
+    several = []
+    for name in chosen:
+        board = load(name)
+        if not isinstance(board, HardwareBoard):
+            raise BoardError(f"board {name} cannot record together with others", "give one --board")
+        several.append(board)
+    if len(set(chosen)) != len(chosen):
+        raise BoardError("one board is named twice", "give each channel its own board")
+    return BoardSet(several)
 
 
 def _entry_points() -> list[EntryPoint]:

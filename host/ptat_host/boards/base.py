@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from ptat_parser.errors import PtatError
+
+if TYPE_CHECKING:
+    from ptat_host.observe import Observed
 
 Levels = Literal["pte", "pte+pmd"]
 
@@ -108,6 +111,33 @@ class Board(Protocol):
 
         :raises BoardError: nothing could be recorded.
         """
+
+
+@dataclass(frozen=True)
+class ObserveRequest:
+    """Known reads of memory; see `ptat_host.reads.chosen`."""
+
+    addresses: int
+    """How many different ones."""
+    reads: int | None = None
+    """How often each is read; None: as often as this board needs."""
+    seed: int = 1
+    options: Mapping[str, str] = field(default_factory=dict)
+    """As in `RecordRequest`."""
+
+
+@runtime_checkable
+class CalibratingBoard(Board, Protocol):
+    """A board that sees DRAM coordinates, and makes addresses of them by a mapping."""
+
+    def observe(self, request: ObserveRequest) -> Observed:
+        """Read addresses of the region, and tell where the board saw them.
+
+        :raises PtatError: the machine or the board cannot do that.
+        """
+
+    def load(self, mapping: Path) -> list[str]:
+        """Program the mapping of that file; return the names of the boards that keep it."""
 
 
 @runtime_checkable

@@ -1,23 +1,43 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""A recording with a real board: it listens to the bus of the machine that this runs on."""
+"""Recordings with real boards: they listen to the bus of the machine that this runs on."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import tempfile
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ptat_host import live, protocol
+from ptat_host import dram, live, protocol
 from ptat_host.boards import stream
-from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_host.boards.base import (
+    BoardError,
+    Check,
+    ObserveRequest,
+    Option,
+    RecordRequest,
+    RecordResult,
+)
 from ptat_host.boards.client import Capture, Client, Link
 from ptat_host.protocol import Command, Identity, Window
 from ptat_host.sizes import format_size
 from ptat_parser import wire
 
+if TYPE_CHECKING:
+    from ptat_host.calibrate import Program
+    from ptat_host.observe import Observed
+
 GRANULARITIES_BYTES = (8, 16, 32, 64)
+STREAM_CHANNEL = 0
+"""The channel in a board's blocks: it does not know which one of the machine's it is on."""
+READS = 200
+"""Of each address, in `observe`: enough to stand out of what else goes on for a millisecond."""
 
 
 class HardwareBoard(ABC):
@@ -29,6 +49,10 @@ class HardwareBoard(ABC):
     options: Mapping[str, Option] = {
         "tsc-hz": Option(
             "frequency of this machine's TSC (default: as the kernel's log tells)", None
+        ),
+        "mapping": Option(
+            "address mapping to program, a file of ptat calibrate (default: what the board has)",
+            None,
         ),
     }
 
@@ -54,6 +78,13 @@ class HardwareBoard(ABC):
 
         :raises BoardError: it cannot be opened.
         """
+
+    def connect(self) -> Client:
+        """Open the board that the user named.
+
+        :raises BoardError: it cannot be opened.
+        """
+        return Client(self.open(self._address))
 
     def check(self) -> list[Check]:
         """The boards that are there, and whether this machine can be traced."""
@@ -84,55 +115,288 @@ class HardwareBoard(ABC):
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command on this machine; see `Board.record`."""
+        return BoardSet([self]).record(request)
+
+    def observe(self, request: ObserveRequest) -> Observed:
+        """See `CalibratingBoard.observe`."""
+        return BoardSet([self]).observe(request)
+
+    def load(self, mapping: Path) -> list[str]:
+        """See `CalibratingBoard.load`."""
+        return BoardSet([self]).load(mapping)
+
+
+@dataclass
+class _Tap:
+    """An open board on one channel of the memory."""
+
+    client: Client
+    channel: int
+    identity: Identity
+    stale_bytes: int = 0
+    capture: Capture | None = None
+    started_ns: tuple[int, int] = (0, 0)
+    """Monotonic times between which it began to record."""
+    failure: str | None = None
+    sent_blocks: int | None = None
+    lost_accesses: int | None = None
+    report: stream.StreamReport = field(default_factory=stream.StreamReport)
+
+    @property
+    def file(self) -> str:
+        """In the session."""
+        return f"bus.{self.channel}.raw"
+
+    def quiet(self) -> None:
+        """End what a ptat that was killed had begun."""
+        self.client.stop()
+        self.stale_bytes = self.client.link.drain()
+
+    def choose(self, window: tuple[int, int, Window], program: Program | None) -> None:
+        """Say what to record, and by which mapping."""
+        if program is not None:
+            self.client.command(Command.SET_MATRIX, program.payload())
+        self.client.set_windows([window])
+        self.client.command(Command.TRIGGER, protocol.TRIGGER_REQUEST.pack(0))
+
+    def start(self, fd: int) -> None:
+        """Begin to record into a file."""
+        self.capture = self.client.link.capture(fd, self.client.host)
+        before_ns = time.monotonic_ns()
+        self.client.command(Command.START)
+        self.started_ns = before_ns, time.monotonic_ns()
+
+    def broken(self) -> str | None:
+        """Why the recording must end."""
+        if self.capture is not None and self.capture.failure is None:
+            try:
+                self.client.heartbeat()
+            except BoardError as error:
+                return error.message
+        return self.capture.failure if self.capture else None
+
+    def stop(self) -> None:
+        """End the recording; whatever happened, what the board has is taken."""
+        if self.capture is None:
+            return
+        self.failure = self.capture.failure
         try:
-            with Client(self.open(self._address)) as client:
-                return self._record(client, request)
+            if self.failure is None:
+                stopped = self.client.stop(self.capture)
+                self.sent_blocks = stopped.blocks
+                self.lost_accesses = self.client.health().lost
+                if stopped.state == protocol.State.EXPIRED:
+                    self.failure = "the board had ended the recording: it had not heard of us"
+        except BoardError as error:
+            self.failure = self.capture.failure or error.message
+        sent = self.sent_blocks
+        self.capture.finish(None if sent is None else sent * wire.BLOCK_BYTES)
+        self.failure = self.failure or self.capture.failure
+
+    def tidy(self, directory: Path) -> None:
+        """Make the file one of whole blocks."""
+        self.report = stream.tidy(
+            directory / self.file, STREAM_CHANNEL, sent_blocks=self.sent_blocks
+        )
+
+    @property
+    def problem(self) -> str | None:
+        """Why the recording is not complete."""
+        if self.failure:
+            return self.failure
+        if self.report.missing_at_end:
+            return f"the last {self.report.missing_at_end} blocks did not arrive"
+        if not self.report.blocks and self.sent_blocks is None:
+            return "nothing was captured"
+        return None
+
+    @property
+    def losses(self) -> list[str]:
+        """What was lost, in words."""
+        losses = []
+        if missing := self.report.missing:
+            losses.append(f"{missing} of {self.sent_blocks or self.report.blocks + missing} blocks")
+        if self.lost_accesses:
+            losses.append(f"{self.lost_accesses} accesses in the board")
+        return losses
+
+    @property
+    def link(self) -> dict[str, int]:
+        """What happened between the board and the file, for session.json."""
+        return {
+            "stale_bytes": self.stale_bytes,
+            **self.report.as_dict(),
+            **(self.capture.counters if self.capture else {}),
+            "lost_accesses": self.lost_accesses or 0,
+        }
+
+
+class BoardSet:
+    """One or several boards, one on each channel of this machine's memory.
+
+    The clocks of several are aligned by the parser, from pulses that all of them get.
+    """
+
+    options = HardwareBoard.options
+
+    def __init__(self, boards: Sequence[HardwareBoard]) -> None:
+        """The board of channel 0 first."""
+        self._boards = boards
+
+    @property
+    def name(self) -> str:
+        """As the user wrote them."""
+        return "+".join(board.name for board in self._boards)
+
+    def check(self) -> list[Check]:
+        """See `Board.check`."""
+        return list(dict.fromkeys(check for board in self._boards for check in board.check()))
+
+    @contextlib.contextmanager
+    def _taps(self) -> Iterator[list[_Tap]]:
+        """The boards, opened, and recording for nobody."""
+        with contextlib.ExitStack() as opened:
+            taps = []
+            for channel, board in enumerate(self._boards):
+                client = opened.enter_context(board.connect())
+                taps.append(_Tap(client, channel, client.identify()))
+            _check_together(taps)
+            for tap in taps:
+                tap.quiet()
+            yield taps
+
+    def record(self, request: RecordRequest) -> RecordResult:
+        """Run the command on this machine; see `Board.record`."""
+        try:
+            with self._taps() as taps:
+                return self._record(taps, request)
         except BoardError:
             _discard(request.session_dir)
             raise
 
-    def _record(self, client: Client, request: RecordRequest) -> RecordResult:
-        identity = client.identify()
-        _check_identity(client.link.name, identity, request)
-        client.stop()  # of a ptat that was killed
-        stale_bytes = client.link.drain()
+    def _record(self, taps: list[_Tap], request: RecordRequest) -> RecordResult:
+        granularity_bytes = taps[0].identity.granularity_bytes
+        if request.granularity_bytes not in (None, granularity_bytes):
+            raise BoardError(
+                f"--granularity {request.granularity_bytes}: the bus of {self.name} shows"
+                f" {granularity_bytes} bytes"
+            )
         with live.LiveMachine(request, request.options.get("tsc-hz")) as machine:
             region = machine.region
-            client.set_windows([_window(region["base"], region["size_bytes"])])
-            client.command(Command.TRIGGER, protocol.TRIGGER_REQUEST.pack(0))
-            file = "bus.0.raw"
+            base, size_bytes = region["base"], region["size_bytes"]
+            programs = _programs(request.options.get("mapping"), base, size_bytes, len(taps))
+            for tap, program in zip(taps, programs, strict=True):
+                tap.choose(_window(base, size_bytes), program)
+            board: dict[str, Any] = {
+                "granularity_bytes": granularity_bytes,
+                "walk_reads": "psc",
+                "channels": [_channel(tap) for tap in taps],
+            }
+            if len(taps) > 1:
+                board["clocks"] = "pulses"
             metadata: dict[str, Any] = {
-                "board": {
-                    "granularity_bytes": identity.granularity_bytes,
-                    "walk_reads": "psc",
-                    "channels": [{"index": 0, "file": file, "tick_hz": identity.tick_hz}],
-                    "board": identity.board,
-                    "serial": identity.serial,
-                    "git_hash": identity.git_hash,
-                },
+                "board": board,
                 "region": region,
                 "kernel": machine.kernel,
                 "cpu": machine.cpu,
             }
-            path = request.session_dir / file
-            result, report = _capture(client, path, machine, request, metadata)
+            result = _capture(taps, machine, request, metadata)
             metadata["kernel"].update(machine.aftermath())
-            metadata["board"]["link"] = {"stale_bytes": stale_bytes, **report}
             return result
 
+    def observe(self, request: ObserveRequest) -> Observed:
+        """See `CalibratingBoard.observe`."""
+        from ptat_host import reads
+        from ptat_host.calibrate import IDENTITY
+        from ptat_host.observe import Observed, between_flushes, pairs
+        from ptat_parser.blocks import BusReader
 
-def _check_identity(name: str, identity: Identity, request: RecordRequest) -> None:
-    if identity.channels != 1:
-        raise BoardError(
-            f"{name} has {identity.channels} channels; this version of ptat records one"
-        )
-    if identity.granularity_bytes not in GRANULARITIES_BYTES:
-        raise BoardError(f"{name} says that its bus shows {identity.granularity_bytes} bytes")
-    if request.granularity_bytes not in (None, identity.granularity_bytes):
-        raise BoardError(
-            f"--granularity {request.granularity_bytes}: the bus of {name} shows"
-            f" {identity.granularity_bytes} bytes"
-        )
+        live.require()
+        base, size_bytes = reads.region()
+        addresses = reads.chosen(base, size_bytes, request.addresses, request.seed)
+        times = request.reads or READS
+        everything = (0, 1 << dram.ADDRESS_BITS_MAX, Window.READ)
+        with contextlib.ExitStack() as held:
+            live.lock(held)
+            memory = held.enter_context(reads.PhysicalMemory(base, size_bytes))
+            directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            taps = held.enter_context(self._taps())
+            for tap in taps:
+                tap.choose(everything, IDENTITY)
+                file = held.enter_context((directory / tap.file).open("wb", buffering=0))
+                tap.start(file.fileno())
+            try:
+                for address in addresses:
+                    memory.read(address, times)
+                    for tap in taps:
+                        tap.client.command(Command.FLUSH)
+            finally:
+                for tap in taps:
+                    tap.stop()
+            parts = []
+            for tap in taps:
+                if tap.failure:
+                    raise BoardError(f"{tap.client.link.name}: {tap.failure}")
+                tap.tidy(directory)
+                reader = BusReader(directory / tap.file, STREAM_CHANNEL)
+                parts.append(between_flushes(reader, len(addresses)))
+            seen, coordinates = pairs(addresses, parts, times)
+            names = [tap.identity.serial or tap.client.link.name for tap in taps]
+            return Observed(seen, coordinates, base, size_bytes, len(taps), names)
+
+    def load(self, mapping: Path) -> list[str]:
+        """See `CalibratingBoard.load`."""
+        from ptat_host import reads
+
+        programs = _programs(str(mapping), *reads.region(), len(self._boards))
+        with self._taps() as taps:
+            for tap, program in zip(taps, programs, strict=True):
+                if program is not None:
+                    tap.client.command(Command.SET_MATRIX, program.payload())
+            return [tap.client.link.name for tap in taps]
+
+
+def _programs(
+    mapping: str | None, base: int, size_bytes: int, channels: int
+) -> Sequence[Program | None]:
+    """What to program the boards with; None: nothing."""
+    if mapping is None:
+        return [None] * channels
+    from ptat_host import mapping as files
+
+    return files.read(Path(mapping), base, size_bytes, channels)
+
+
+def _check_together(taps: Sequence[_Tap]) -> None:
+    for tap in taps:
+        name, identity = tap.client.link.name, tap.identity
+        if identity.channels != 1:
+            raise BoardError(
+                f"{name} has {identity.channels} channels; ptat records one from each board"
+            )
+        if identity.granularity_bytes not in GRANULARITIES_BYTES:
+            raise BoardError(f"{name} says that its bus shows {identity.granularity_bytes} bytes")
+        first = taps[0].identity
+        ours = (identity.granularity_bytes, identity.tick_hz)
+        if ours != (first.granularity_bytes, first.tick_hz):
+            raise BoardError(
+                f"{name} and {taps[0].client.link.name} differ in granularity or clock",
+                "record with boards of one kind on channels of one speed",
+            )
+
+
+def _channel(tap: _Tap) -> dict[str, Any]:
+    """An entry of `board.channels` in session.json, as far as it is known at the start."""
+    identity = tap.identity
+    return {
+        "index": tap.channel,
+        "file": tap.file,
+        "tick_hz": identity.tick_hz,
+        "stream_channel": STREAM_CHANNEL,
+        "board": identity.board,
+        "serial": identity.serial,
+        "git_hash": identity.git_hash,
+    }
 
 
 def _window(base: int, size_bytes: int) -> tuple[int, int, Window]:
@@ -141,45 +405,39 @@ def _window(base: int, size_bytes: int) -> tuple[int, int, Window]:
 
 
 def _capture(
-    client: Client,
-    path: Path,
+    taps: Sequence[_Tap],
     machine: live.LiveMachine,
     request: RecordRequest,
     metadata: dict[str, Any],
-) -> tuple[RecordResult, dict[str, int]]:
-    """Record, take the rest of the stream, and say what became of it."""
+) -> RecordResult:
+    """Record, take the rest of the streams, and say what became of them."""
 
     def tick() -> str | None:
-        if capture.failure is None:
-            try:
-                client.heartbeat()
-            except BoardError as error:
-                return error.message
-        return capture.failure
+        return next((why for tap in taps if (why := tap.broken())), None)
 
-    with path.open("wb", buffering=0) as file:
-        capture = client.link.capture(file.fileno(), client.host)
-        sent_blocks = lost = None
+    channels = metadata["board"]["channels"]
+    with contextlib.ExitStack() as files:
         try:
-            client.command(Command.START)
+            for tap, channel in zip(taps, channels, strict=True):
+                path = request.session_dir / tap.file
+                tap.start(files.enter_context(path.open("wb", buffering=0)).fileno())
+                channel["started_ns"] = list(tap.started_ns)
             request.describe(metadata)
             run = machine.run(tick)
         finally:
-            # Whatever happened: the board must not go on, and what it has is taken.
-            failure, sent_blocks, lost = _stop(client, capture)
-    report = stream.tidy(path, sent_blocks=sent_blocks)
-    problems = [run.failure, failure]
-    if report.missing_at_end:
-        problems.append(f"the last {report.missing_at_end} blocks did not arrive")
-    if not report.blocks and sent_blocks is None:
-        problems.append("nothing was captured")
+            for tap in taps:
+                tap.stop()
+    problems, losses, total = [run.failure], [], Counter[str]()
+    for tap, channel in zip(taps, channels, strict=True):
+        tap.tidy(request.session_dir)
+        prefix = f"{tap.client.link.name}: " if len(taps) > 1 else ""
+        problems.append(prefix + tap.problem if tap.problem else None)
+        losses += [prefix + loss for loss in tap.losses]
+        channel["link"] = tap.link
+        total.update(tap.link)
+    metadata["board"]["link"] = dict(total)
     reason = next((problem for problem in problems if problem), None)
-    losses = []
-    if report.missing:
-        losses.append(f"{report.missing} of {sent_blocks or report.blocks + report.missing} blocks")
-    if lost:
-        losses.append(f"{lost} accesses in the board")
-    result = RecordResult(
+    return RecordResult(
         exit_status=run.exit_status,
         complete=reason is None,
         reason=reason,
@@ -187,25 +445,6 @@ def _capture(
         metadata=metadata,
         lost=" and ".join(losses) or None,
     )
-    return result, {**report.as_dict(), **capture.counters, "lost_accesses": lost or 0}
-
-
-def _stop(client: Client, capture: Capture) -> tuple[str | None, int | None, int | None]:
-    """End the recording: what went wrong, blocks that the board sent, accesses that it lost."""
-    failure = capture.failure
-    sent_blocks = lost = None
-    try:
-        if failure is None:
-            stopped = client.stop(capture)
-            sent_blocks = stopped.blocks
-            lost = client.health().lost
-            if stopped.state == protocol.State.EXPIRED:
-                failure = "the board had ended the recording: it had not heard of us"
-    except BoardError as error:
-        failure = capture.failure or error.message
-    expected_bytes = None if sent_blocks is None else sent_blocks * wire.BLOCK_BYTES
-    capture.finish(expected_bytes)
-    return failure or capture.failure, sent_blocks, lost
 
 
 def _discard(session_dir: Path) -> None:

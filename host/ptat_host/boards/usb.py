@@ -217,6 +217,7 @@ class UsbCapture:
         self._fd = fd
         self._received_bytes = 0
         self._failure: str | None = None
+        self._writable = True
         self._stopping = False
         self._broken = False
         """An error came: nothing goes out until the endpoint is cleared."""
@@ -302,12 +303,14 @@ class UsbCapture:
             self._submit()
 
     def _write(self, data: memoryview) -> None:
+        # A link that failed has nothing more to give, but what had arrived before is reaped later.
         self._received_bytes += len(data)
         self._fruitless = 0
-        while data and self._failure is None:
+        while data and self._writable:
             try:
                 data = data[os.write(self._fd, data) :]
             except OSError as error:
+                self._writable = False
                 full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
                 self._fail("no space left for the capture" if full else str(error.strerror))
 

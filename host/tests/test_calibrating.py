@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat calibrate`` with boards and a memory controller that are a few lines of Python."""
+
+import contextlib
+import json
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptat_host import boards, calibrate, dram, live, mapping, protocol, reads
+from ptat_host.boards.base import BoardError
+from ptat_host.boards.hardware import BoardSet, HardwareBoard
+from ptat_host.cli import main
+from ptat_host.protocol import Command, Frame, Status
+from ptat_parser import wire
+from ptat_parser.blocks import BlockWriter
+from ptat_parser.errors import BadInput, PtatError
+
+REGION = (0x4000_0000, 0x400_0000)
+
+
+class Machine:
+    """Its memory controller spreads reads over channels; others read, too."""
+
+    def __init__(self, name: str, channels: int, foreign: float = 0.0) -> None:
+        self.mapping = dram.preset(name, channels)
+        self.foreign = foreign
+        self.numbers = random.Random(4)
+        self.polled = self.numbers.randrange(1 << dram.BUS_BITS)
+        self.links: list[Link] = []
+
+    def read(self, address: int, times: int) -> None:
+        at = self.mapping.coordinates(np.array([address], np.uint64))
+        channel = int(at.pop("channel")[0])
+        coordinate = int(calibrate.pack(at)[0])
+        for number, link in enumerate(self.links):
+            for _ in range(times):
+                if number == channel and self.numbers.random() >= self.foreign:
+                    link.see(coordinate)
+                if self.numbers.random() < self.foreign:
+                    link.see(self.numbers.randrange(1 << dram.BUS_BITS))
+                    link.see(self.polled)
+
+
+class Link:
+    """The board's side of it, too: one that knows only what calibrating needs."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        self.machine, self.number = machine, number
+        self.name = f"fake:{number}"
+        self.columns: tuple[int, ...] = ()
+        self.commands: list[int] = []
+        self.granularity = 64
+        self.answers: list[Frame] = []
+        self.lose_flushes = 0
+        self.ticks = 0
+        self.received_bytes = 0
+        self.failure = None
+        self.counters: dict[str, int] = {}
+
+    def see(self, coordinate: int) -> None:
+        self.ticks += 40
+        self.writer.access(self.ticks, coordinate * 8)
+
+    def send(self, data: bytes) -> None:
+        asked = Frame.decode(data)
+        self.commands.append(asked.command)
+        payload = b""
+        if asked.command == Command.IDENTIFY:
+            payload = protocol.Identity(
+                "00" * 20, wire.VERSION, 1, self.granularity, 0, 400_000_000, "fake",
+                f"S{self.number}",
+            ).encode()  # fmt: skip
+        elif asked.command == Command.STOP:
+            if self.writer is not None:
+                self.writer.mark(self.ticks, wire.Mark.STOP)
+                self.writer.flush()
+            payload = protocol.Stopped(self.writer.blocks if self.writer else 0, 0).encode()
+            self.writer = None
+        elif asked.command == Command.SET_MATRIX:
+            *self.columns, _, _, _ = protocol.MATRIX.unpack(asked.payload)
+        elif asked.command == Command.FLUSH and self.lose_flushes:
+            self.lose_flushes -= 1
+        elif asked.command == Command.FLUSH:
+            self.ticks += 40
+            self.writer.mark(self.ticks, wire.Mark.FLUSH)
+        elif asked.command == Command.HEALTH:
+            payload = protocol.Health(0, 1 << 20, 0, 0, 0, (0,) * 8, None, 0).encode()
+        self.answers.append(
+            Frame(asked.command, asked.id, payload, asked.host, Status.OK, response=True)
+        )
+
+    writer: BlockWriter | None = None
+
+    def receive(self, timeout_s: float) -> list[Frame]:
+        answers, self.answers = self.answers, []
+        return answers
+
+    def drain(self) -> int:
+        return 0
+
+    def capture(self, fd: int, host: int) -> "Link":
+        self.file = os.fdopen(os.dup(fd), "wb")
+        self.writer = BlockWriter(self.file)
+        self.writer.mark(0, wire.Mark.START)
+        return self
+
+    def finish(self, expected_bytes: int | None) -> None:
+        self.file.close()
+
+    def close(self) -> None:
+        pass
+
+
+class FakeBoard(HardwareBoard):
+    kind = "fake"
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(str(link.number))
+        self.link = link
+
+    def discover(self) -> list[str]:
+        return []
+
+    def open(self, address: str | None) -> Link:
+        return self.link
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path) -> Iterator:
+    """Puts boards on this many of a machine's channels; the command line finds them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(live, "checks", lambda: [])
+    monkeypatch.setattr(reads, "region", lambda: REGION)
+
+    def run(machine: Machine, number: int) -> list[Link]:
+        machine.links = [Link(machine, i) for i in range(number)]
+        found = [FakeBoard(link) for link in machine.links]
+        board = found[0] if number == 1 else BoardSet(found)
+        monkeypatch.setattr(boards, "load_all", lambda names: board)
+        monkeypatch.setattr(
+            reads, "PhysicalMemory", lambda base, size: contextlib.nullcontext(machine)
+        )
+        return machine.links
+
+    return run
+
+
+def masks(found: dict, name: str) -> list[int]:
+    return [int(mask, 16) for mask in found["functions"][name]]
+
+
+@pytest.mark.parametrize("name", dram.PRESETS)
+def test_two_boards(start, name, capsys):
+    machine = Machine(name, 2, foreign=0.01)
+    links = start(machine, 2)
+    assert main(["calibrate", "--reads", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads(Path("ptat-mapping.json").read_text())
+    region_bits = range(6, 26)
+    assert set(region_bits) <= set(found["determined"])
+    for part, functions in machine.mapping.functions.items():
+        seen = [mask & ((1 << 26) - (1 << 6)) for mask in functions]
+        ours = masks(found, part) + [0] * len(seen)
+        assert [mask & ((1 << 26) - (1 << 6)) for mask in ours][: len(seen)] == seen
+    # What is loaded gives back the addresses of the region, on each channel.
+    addresses = np.array(reads.chosen(*REGION, 500, seed=9), np.uint64)
+    at = machine.mapping.coordinates(addresses)
+    for number, program in enumerate(mapping.read(Path("ptat-mapping.json"), *REGION, 2)):
+        assert list(links[number].columns) == program.columns
+        here = {key: value[at["channel"] == number] for key, value in at.items()}
+        channel = here.pop("channel")
+        assert channel.size > 100
+        assert (program.addresses(calibrate.pack(here)) == addresses[at["channel"] == number]).all()
+
+
+def test_one_board_in_words(start, capsys):
+    (link,) = start(Machine("ivy-bridge", 1), 1)
+    assert main(["calibrate", "--reads", "20", "-o", "here.json"]) == 0
+    said = capsys.readouterr()
+    assert "bank 0 = 13 ^ 17" in said.out
+    assert "determined address bits: 6-25" in said.out
+    assert "wrote here.json, and loaded it into fake:0" in said.err
+    assert link.commands[-1] == Command.SET_MATRIX
+
+
+def test_a_machine_that_never_rests(start):
+    """Three of ten reads are lost, many foreign ones come in between."""
+    start(Machine("haswell", 2, foreign=0.3), 2)
+    assert main(["calibrate", "--reads", "60"]) == 0
+
+
+def test_what_cannot_be_solved_is_explained(start, capsys):
+    machine = Machine("ivy-bridge", 2)
+    (link,) = start(machine, 1)
+    assert main(["calibrate", "--addresses", "60", "--reads", "5"]) == 2
+    assert "are too few for" in capsys.readouterr().err
+    link.see = lambda coordinate: None  # a board whose tap is not connected
+    assert main(["calibrate", "--reads", "5"]) == 2
+    assert "0 observations are too few" in capsys.readouterr().err
+    assert not Path("ptat-mapping.json").exists()
+
+
+def test_marks_that_are_missing(start, capsys):
+    (link,) = start(Machine("ivy-bridge", 1), 1)
+    link.lose_flushes = 1
+    assert main(["calibrate", "--reads", "5"]) == 2
+    assert "399 marks where 400 were asked for" in capsys.readouterr().err
+
+
+def test_boards_that_do_not_fit_together(start, capsys):
+    first, second = start(Machine("ivy-bridge", 2), 2)
+    second.granularity = 8
+    assert main(["calibrate"]) == 2
+    assert "differ in granularity or clock" in capsys.readouterr().err
+
+
+def test_other_boards_cannot(capsys):
+    assert main(["calibrate", "--board", "file:x"]) == 2
+    assert "cannot be calibrated" in capsys.readouterr().err
+    assert main(["calibrate", "--board", "testbed"]) == 2
+    assert "add --bus gateware" in capsys.readouterr().err
+    with pytest.raises(BoardError, match="cannot record together"):
+        boards.load_all(["udp:a", "testbed"])
+    with pytest.raises(BoardError, match="named twice"):
+        boards.load_all(["udp:a", "udp:a"])
+    assert boards.load_all(["udp:a", "usb:b"]).name == "udp:a+usb:b"
+
+
+@pytest.fixture
+def mapping_file(start) -> Path:
+    start(Machine("ivy-bridge", 1), 1)
+    assert main(["calibrate", "--reads", "5"]) == 0
+    return Path("ptat-mapping.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:-30], "no mapping that this ptat can read"),
+        (lambda text: text.replace('"version": 1', '"version": 2', 1), "no mapping"),
+        (lambda text: text.replace("ptat-mapping", "ptat-session"), "no mapping"),
+        (lambda text: text.replace("0x", "1x", 1), None),
+        (lambda text: text.replace('"always": "0x', '"always": "0xffff', 1), "beyond what"),
+        (lambda text: text.replace('"columns": [', '"columns": ["0x1",', 1), "no mapping"),
+        (lambda text: text.replace('"channels"', '"tunnels"', 1), "no mapping"),
+        (lambda text: "[" * 100_000, "no mapping"),
+    ],
+)
+def test_damaged_files(mapping_file, change, message):
+    mapping_file.write_text(change(mapping_file.read_text()))
+    if message is None:  # in what is for people only
+        mapping.read(mapping_file, *REGION, 1)
+        return
+    with pytest.raises(BadInput, match=message):
+        mapping.read(mapping_file, *REGION, 1)
+
+
+def test_a_mapping_for_something_else(mapping_file):
+    with pytest.raises(BadInput, match="calibrate again with this region"):
+        mapping.read(mapping_file, REGION[0], REGION[1] * 2, 1)
+    with pytest.raises(BadInput, match=r"is for 1 channel\(s\), not 2"):
+        mapping.read(mapping_file, *REGION, 2)
+    with pytest.raises(BadInput, match="No such file"):
+        mapping.read(Path("nowhere"), *REGION, 1)
+
+
+def test_reads_need_a_region(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(reads, "REGION", tmp_path / "region")
+    with pytest.raises(PtatError, match="no PTAT with a region"):
+        reads.region()
+    (tmp_path / "region").write_text("base 0x40000000\nsize 0x10000\nmarker_slots 1024\n")
+    assert reads.region() == (0x4000_0000, 0x1_0000)
+    with pytest.raises(PtatError, match="the region has 1024"):
+        reads.chosen(0x4000_0000, 0x1_0000, 1025, 1)
+    monkeypatch.setattr(reads, "MEMORY", tmp_path / "mem")
+    with pytest.raises(PtatError, match="cannot map") as caught:
+        reads.PhysicalMemory(0, 4096)
+    assert "CONFIG_DEVMEM" in caught.value.hint
+
+
+def test_the_mapped_words_are_those_of_the_file(monkeypatch, tmp_path):
+    memory = tmp_path / "mem"
+    memory.write_bytes(bytes(4096) + bytes(range(256)) * 16)
+    monkeypatch.setattr(reads, "MEMORY", memory)
+    with reads.PhysicalMemory(4096, 4096) as mapped:
+        expected = int.from_bytes(bytes(range(64, 72)), "little")
+        assert mapped.read(4096 + 64, 3) == mapped.read_by_kernel(4096 + 64, 3) == expected

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat record --board udp:…`` in the guest: a machine with PTAT that traces itself."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from ptat_parser.kernel_log import COOKIE_START, COOKIE_STOP, MARKER, read_kernel_log
+from ptat_testbed import build, usb_guest
+
+pytestmark = pytest.mark.guest
+
+BLOCKS = 60
+INNER_TIMEOUT_S = 240
+"""It takes half a minute; compiling anything there takes longer than this."""
+
+SCRIPT = """
+"$1" udp 0 "$2" >/tmp/port &
+while ! read -r port </tmp/port; do sleep 0.1; done
+timeout {timeout} "$3" -m ptat_host.cli record --no-archive --board "udp:127.0.0.1:$port" \\
+    -o /tmp/inner -- gups --bytes 1M --updates 1280 >&2
+status=$?
+kill %1
+tar c -C /tmp inner
+exit $status
+"""
+
+
+def test_a_machine_traces_itself(tmp_path):
+    source = tmp_path / "source.raw"
+    usb_guest.write_source(source, BLOCKS, seed=2)
+    script = SCRIPT.format(timeout=INNER_TIMEOUT_S)
+    outer = ["record", "--no-archive", "-o", str(tmp_path / "outer"), "--cpus", "2", "--"]
+    inner = ["bash", "-c", script, "-", str(build.pretend_board()), str(source), sys.executable]
+    done = subprocess.run(
+        [sys.executable, "-m", "ptat_host.cli", *outer, *inner],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    session = tmp_path / "inner"
+    described = json.loads((session / "session.json").read_text())
+    assert described["complete"] is True
+    assert described["board"]["link"]["blocks"] == BLOCKS
+    assert described["region"]["size_bytes"] > 0
+    assert (session / "bus.0.raw").read_bytes() == source.read_bytes()
+    log = read_kernel_log(session / "kernel")
+    cookies = log.tables["cookie"][log.tables["kind"] == MARKER].tolist()
+    assert b"gups" in log.tables["comm"]
+    assert COOKIE_START in cookies
+    assert COOKIE_STOP in cookies
+    assert not log.lost_events
+    assert not log.lost_seqs
