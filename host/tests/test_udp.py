@@ -95,6 +95,7 @@ def capture(address: str, path: Path) -> tuple[stream.StreamReport, dict[str, in
         (["swap:200"], "out_of_order_datagrams"),
         (["lose:50", "repeat:50", "swap:50"], "repeated_datagrams"),
         (["slow:500"], None),
+        (["tail:3"], None),
     ],
 )
 def test_no_network_loses_a_byte(start, source, tmp_path, faults, counter):

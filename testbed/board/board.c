@@ -146,7 +146,7 @@ static void parse_fault(struct faults *faults, const char *text)
 		{ "lie", &faults->lie },	 { "slow", &faults->slow_us },
 		{ "wire", &faults->wire },	 { "channels", &faults->channels },
 		{ "lose", &faults->lose },	 { "repeat", &faults->repeat },
-		{ "swap", &faults->swap },
+		{ "swap", &faults->swap },	 { "tail", &faults->tail },
 	};
 	size_t name = strcspn(text, ":");
 

@@ -31,6 +31,7 @@ struct faults {
 	size_t channels;	   /* how many it says it has */
 	bool is_short;		   /* USB: all transfers end early, and blocks are cut */
 	size_t lose, repeat, swap; /* UDP: so many in 1,000 datagrams */
+	size_t tail;		   /* UDP: the last datagram is lost so many times */
 	bool any_per_block;	   /* blocks must be sent one by one */
 };
 

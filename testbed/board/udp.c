@@ -39,7 +39,9 @@ struct stream {
 	struct sockaddr_in peer;
 	uint32_t host;
 	size_t chunks, sent, acked, window;
-	uint32_t heard_ms, filled_ms;
+	uint32_t progress_ms; /* when something new was last acknowledged */
+	uint32_t filled_ms;
+	size_t tail; /* of the last datagram so many are yet to be lost */
 	bool idle;
 };
 
@@ -76,6 +78,10 @@ static void put(struct stream *stream, size_t chunk)
 			datagram[size + 100] ^= 4;
 		size += CHUNK;
 	}
+	if (last && stream->tail) {
+		stream->tail--;
+		return;
+	}
 	if (chance(faults->lose))
 		return;
 	for (int times = chance(faults->repeat) ? 2 : 1; times; times--)
@@ -89,18 +95,20 @@ static void take_ack(struct stream *stream, const struct ack *ack, size_t size)
 {
 	size_t count = ack->count;
 	size_t next = stream->acked + (uint32_t)(ack->next - (uint32_t)stream->acked);
+	uint32_t now = now_ms(stream->board);
 
 	if (size < offsetof(struct ack, ranges) || ack->host != stream->host ||
 	    count > PTAT_PROTO_ACK_RANGES_MAX ||
 	    size != offsetof(struct ack, ranges) + count * sizeof(*ack->ranges) ||
 	    next > stream->sent)
 		return;
+	if (next != stream->acked)
+		stream->progress_ms = now;
 	stream->acked = next;
 	stream->window = ack->window;
-	stream->heard_ms = now_ms(stream->board);
-	if (!count || stream->heard_ms - stream->filled_ms < MISSING_AFTER_MS)
+	if (!count || now - stream->filled_ms < MISSING_AFTER_MS)
 		return;
-	stream->filled_ms = stream->heard_ms;
+	stream->filled_ms = now;
 	for (size_t i = 0; i < count; i++) {
 		size_t first = stream->acked + (uint32_t)(ack->ranges[i][0] - ack->next);
 
@@ -140,7 +148,8 @@ static void take_all(struct stream *stream, int timeout_ms)
 			stream->host = stream->board->host;
 			stream->sent = stream->acked = 0;
 			stream->window = BURST; /* until the first acknowledgement */
-			stream->heard_ms = now_ms(stream->board);
+			stream->progress_ms = now_ms(stream->board);
+			stream->tail = stream->board->faults.tail;
 			stream->idle = false;
 		}
 		if (answered)
@@ -168,8 +177,8 @@ static void send_some(struct stream *stream)
 			usleep(faults->slow_us);
 	}
 	if (stream->sent > stream->acked &&
-	    now_ms(stream->board) - stream->heard_ms > REPEAT_AFTER_MS) {
-		stream->heard_ms = now_ms(stream->board);
+	    now_ms(stream->board) - stream->progress_ms > REPEAT_AFTER_MS) {
+		stream->progress_ms = now_ms(stream->board);
 		for (size_t chunk = stream->acked;
 		     chunk < stream->sent && chunk < stream->acked + BURST; chunk++)
 			put(stream, chunk);
