@@ -214,7 +214,7 @@ def test_marks_that_are_missing(start, capsys):
 
 
 def test_boards_that_do_not_fit_together(start, capsys):
-    first, second = start(Machine("ivy-bridge", 2), 2)
+    _, second = start(Machine("ivy-bridge", 2), 2)
     second.granularity = 8
     assert main(["calibrate"]) == 2
     assert "differ in granularity or clock" in capsys.readouterr().err

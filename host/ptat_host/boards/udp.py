@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import select
@@ -11,6 +12,9 @@ import socket
 import threading
 import time
 from collections import deque
+
+import numpy as np
+import numpy.typing as npt
 
 from ptat_host import protocol
 from ptat_host.boards.base import BoardError
@@ -20,6 +24,8 @@ from ptat_host.protocol import CHUNK_BYTES, DATA_HEADER, Frame, ProtocolError
 
 WINDOW_CHUNKS = 8192
 """What the host has room for, in datagrams: 8 MiB."""
+BATCH_CHUNKS = 128
+"""Received at once, if there are so many."""
 WRITE_CHUNKS = 256
 """Written at once, if there are so many."""
 SOCKET_BUFFER_BYTES = 16 << 20
@@ -27,8 +33,10 @@ ACK_EVERY_CHUNKS = 64
 ACK_GAP_S = 0.001
 ACK_IDLE_S = 0.01
 TAIL_SILENCE_S = 2.0
+DATAGRAM_BYTES = DATA_HEADER.size + CHUNK_BYTES
 DATAGRAM_BYTES_MAX = 2048
 _SEQ = 1 << 32
+_SO_RCVBUFFORCE = 33  # Linux; the module socket does not have it
 
 
 class UdpLink(Link):
@@ -52,7 +60,10 @@ class UdpLink(Link):
         except OSError as error:
             raise BoardError(f"there is no host {host}: {error.strerror}") from None
         self._socket = socket.socket(family, kind, number)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, SOCKET_BUFFER_BYTES)
+        except PermissionError:  # others than root get what net.core.rmem_max allows
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
         self._socket.connect(where)
         self._frames: deque[Frame] = deque()
         self._arrived = threading.Condition()
@@ -118,10 +129,86 @@ def _frames(data: bytes | memoryview) -> list[Frame]:
         return []  # as if it had been lost
 
 
+# struct mmsghdr and struct iovec of 64-bit Linux.
+_MESSAGE = np.dtype(
+    [
+        ("name", "<u8"),
+        ("name_bytes", "<u8"),
+        ("iov", "<u8"),
+        ("iovs", "<u8"),
+        ("control", "<u8"),
+        ("control_bytes", "<u8"),
+        ("flags", "<u8"),
+        ("bytes", "<u4"),
+        ("padding", "<u4"),
+    ]
+)
+_IOVEC = np.dtype([("base", "<u8"), ("bytes", "<u8")])
+_HEADER_WORDS = DATA_HEADER.size // 8
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.recvmmsg.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_uint,
+    ctypes.c_int,
+    ctypes.c_void_p,
+]
+
+
+class _Ring:
+    """Room for a window of datagrams, which the kernel fills many at a time: header and chunk.
+
+    Chunk N of the stream belongs into slot N modulo the window.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._fd = sock.fileno()
+        chunks = np.zeros(WINDOW_CHUNKS * CHUNK_BYTES, np.uint8)
+        self.chunks = chunks.data
+        self.headers = np.zeros((WINDOW_CHUNKS, _HEADER_WORDS), "<u8")
+        self._iovs = np.zeros((WINDOW_CHUNKS, 2), _IOVEC)
+        slots = np.arange(WINDOW_CHUNKS, dtype=np.uint64)
+        for i, (array, size) in enumerate(
+            ((self.headers, DATA_HEADER.size), (chunks, CHUNK_BYTES))
+        ):
+            self._iovs["base"][:, i] = array.ctypes.data + slots * np.uint64(size)
+            self._iovs["bytes"][:, i] = size
+        self._messages = np.zeros(WINDOW_CHUNKS, _MESSAGE)
+        self._messages["iov"] = self._iovs.ctypes.data + slots * np.uint64(2 * _IOVEC.itemsize)
+        self._messages["iovs"] = 2
+
+    def receive(self, slot: int, count: int) -> int:
+        """Receive up to `count` datagrams into the slots from `slot` on; 0: there are none.
+
+        :raises OSError: of the socket.
+        """
+        at = self._messages.ctypes.data + slot * _MESSAGE.itemsize
+        # With MSG_TRUNC one that is too long is told by its size.
+        flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC
+        got: int = _LIBC.recvmmsg(self._fd, at, count, flags, None)
+        if got < 0:
+            number = ctypes.get_errno()
+            if number in (errno.EAGAIN, errno.EINTR):
+                return 0
+            raise OSError(number, os.strerror(number))
+        return got
+
+    def sizes(self, slot: int, count: int) -> npt.NDArray[np.uint32]:
+        """Bytes of the datagrams received last."""
+        sizes: npt.NDArray[np.uint32] = self._messages["bytes"][slot : slot + count]
+        return sizes
+
+    def slot(self, chunk: int) -> memoryview:
+        """Where a chunk of the stream belongs."""
+        at = chunk % WINDOW_CHUNKS * CHUNK_BYTES
+        return self.chunks[at : at + CHUNK_BYTES]
+
+
 class UdpCapture:
     """Puts datagrams in order, has those repeated that were lost, and writes them.
 
-    Each is received to where it belongs if it is the next one; only others are moved.
+    They are received to where they belong if they come in order; others are moved.
     """
 
     def __init__(self, link: UdpLink, sock: socket.socket, fd: int, host: int) -> None:
@@ -129,7 +216,7 @@ class UdpCapture:
         self._socket = sock
         self._fd = fd
         self._host = host
-        self._ring = memoryview(bytearray(WINDOW_CHUNKS * CHUNK_BYTES))
+        self._ring = _Ring(sock)
         self._present = bytearray(WINDOW_CHUNKS)
         """Which chunks of the window have arrived out of order."""
         self._next = 0
@@ -186,47 +273,70 @@ class UdpCapture:
         self._thread.join()
 
     def _run(self) -> None:
-        header = bytearray(DATA_HEADER.size)
-        # Behind a chunk there may be more, where the datagram is none of ours.
-        rest = bytearray(DATAGRAM_BYTES_MAX)
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        self._socket.setblocking(False)
         acked, ack_s = 0, time.monotonic()
         while not self._stopping and self._failure is None:
-            slot = self._slot(self._next)
             try:
-                size = self._socket.recvmsg_into([header, slot, rest])[0]
-            except BlockingIOError:
-                self._write()
-                self._acknowledge()
-                acked, ack_s = self._next, time.monotonic()
-                poll.poll(ACK_IDLE_S * 1000)
-                continue
+                got = self._receive()
             except OSError as error:
                 if error.errno != errno.ECONNREFUSED:
                     self._failure = str(error.strerror)
                 continue
-            self._take(header, slot, size)
-            if self._next - self._written >= WRITE_CHUNKS:
+            if self._next - self._written >= WRITE_CHUNKS or not got:
                 self._write()
             gap = self._highest > self._next
-            if self._next - acked >= ACK_EVERY_CHUNKS or (
-                gap and time.monotonic() - ack_s > ACK_GAP_S
+            if (
+                not got
+                or self._next - acked >= ACK_EVERY_CHUNKS
+                or (gap and time.monotonic() - ack_s > ACK_GAP_S)
             ):
                 self._acknowledge()
                 acked, ack_s = self._next, time.monotonic()
+            if not got:
+                poll.poll(ACK_IDLE_S * 1000)
         self._write()
-        self._socket.setblocking(True)
 
-    def _slot(self, chunk: int) -> memoryview:
-        at = chunk % WINDOW_CHUNKS * CHUNK_BYTES
-        return self._ring[at : at + CHUNK_BYTES]
+    def _receive(self) -> int:
+        """Take what has arrived, some datagrams at most; return how many."""
+        at = self._next % WINDOW_CHUNKS
+        room = min(BATCH_CHUNKS, WINDOW_CHUNKS - at)
+        if self._highest > self._next:
+            # Not over those that came too early.
+            early = self._present.find(1, at, at + room)
+            room = early - at if early >= 0 else room
+        got = self._ring.receive(at, room)
+        if not got:
+            return 0
+        headers = self._ring.headers[at : at + got]
+        sizes = self._ring.sizes(at, got)
+        expected = (np.arange(self._next, self._next + got) % _SEQ) << 32 | protocol.DATA_MAGIC
+        if (
+            (headers[:, 0] == expected.astype(np.uint64)).all()
+            and (headers[:, 1] == self._host << 32).all()
+            and (sizes == DATAGRAM_BYTES).all()
+        ):
+            self._next += got
+            self._pass_present()
+            return got
+        # Each may belong where another one is.
+        moved = memoryview(bytes(self._ring.chunks[at * CHUNK_BYTES : (at + got) * CHUNK_BYTES]))
+        for i, size in enumerate(sizes.tolist()):
+            chunk = moved[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
+            self._take(headers[i].tobytes(), chunk, size)
+        return got
 
-    def _take(self, header: bytearray, slot: memoryview, size: int) -> None:
+    def _pass_present(self) -> None:
+        """`next` has arrived: go on behind those that came before it."""
+        while self._present[self._next % WINDOW_CHUNKS]:
+            self._present[self._next % WINDOW_CHUNKS] = 0
+            self._next += 1
+        self._highest = max(self._highest, self._next)
+
+    def _take(self, header: bytes, payload: memoryview, size: int) -> None:
         if size < DATA_HEADER.size or header[:4] != protocol.DATA_MAGIC.to_bytes(4, "little"):
-            if size <= DATA_HEADER.size + CHUNK_BYTES:
-                self._link.deliver(bytes(header) + bytes(slot[: size - DATA_HEADER.size]))
+            if size <= DATAGRAM_BYTES:
+                self._link.deliver((header + bytes(payload))[:size])
             return
         _, seq, channel, flags, _, host = DATA_HEADER.unpack(header)
         payload_bytes = size - DATA_HEADER.size
@@ -246,17 +356,15 @@ class UdpCapture:
         if not payload_bytes:
             return
         if chunk == self._next:
+            self._ring.slot(chunk)[:] = payload
             self._next += 1
-            while self._present[self._next % WINDOW_CHUNKS]:
-                self._present[self._next % WINDOW_CHUNKS] = 0
-                self._next += 1
-            self._highest = max(self._highest, self._next)
+            self._pass_present()
         elif chunk >= self._written + WINDOW_CHUNKS:
             self._foreign += 1  # the board does not heed the window
         elif self._present[chunk % WINDOW_CHUNKS]:
             self._repeated += 1
         else:
-            self._slot(chunk)[:] = slot
+            self._ring.slot(chunk)[:] = payload
             self._present[chunk % WINDOW_CHUNKS] = 1
             self._highest = max(self._highest, chunk + 1)
             self._out_of_order += 1
@@ -266,7 +374,7 @@ class UdpCapture:
         while self._written < self._next and self._failure is None:
             at = self._written % WINDOW_CHUNKS
             count = min(self._next - self._written, WINDOW_CHUNKS - at)
-            data = self._ring[at * CHUNK_BYTES : (at + count) * CHUNK_BYTES]
+            data = self._ring.chunks[at * CHUNK_BYTES : (at + count) * CHUNK_BYTES]
             while data and self._failure is None:
                 try:
                     data = data[os.write(self._fd, data) :]
