@@ -374,9 +374,15 @@ class Controller:
     Iterating gives ``(ck, pins)`` with a command or a change of CKE; at all other clocks ranks are
     deselected. ``accesses`` are the bursts it has asked for, in its own terms: what any right
     observer must report. ``issued`` counts what was done, to show that nothing was left out.
+
+    ``two_t``: address and command pins are driven for two clocks, and CS_n selects in the second.
+    So no command may follow another in the next clock.
     """
 
-    def __init__(self, setup: Setup, timing: Timing, rng: random.Random) -> None:
+    def __init__(
+        self, setup: Setup, timing: Timing, rng: random.Random, two_t: bool = False
+    ) -> None:
+        self.two_t = two_t
         self.setup = setup
         self.timing = timing
         self.rng = rng
@@ -442,7 +448,7 @@ class Controller:
             return None
         if self.rng.random() < 0.3:
             ck += self.rng.randrange(8)
-        self._now = ck + 1
+        self._now = ck + 1 + self.two_t
         return ck
 
     def __iter__(self) -> Iterator[tuple[int, Pins]]:
@@ -657,5 +663,9 @@ def stream(controller: Controller, clocks: int) -> list[Pins]:
             result.append(controller.deselected()._replace(cke=before))
         if len(result) >= clocks:
             break
+        if controller.two_t and result and pins.cs_n != (1 << controller.setup.ranks) - 1:
+            first = result[-1]
+            assert first.cs_n == (1 << controller.setup.ranks) - 1
+            result[-1] = pins._replace(cs_n=first.cs_n, cke=first.cke)
         result.append(pins)
     return result

@@ -63,7 +63,9 @@ class PackedDecoder(Module):
             self.comb += packed.eq(parts)
         self.outputs["illegal"] = packed = Signal(1 + len(Illegal))
         self.comb += packed.eq(Cat(decoder.illegal.valid, decoder.illegal.code))
-        self.outputs["count"] = decoder._count.status
+        self.outputs["count"] = packed = Signal(len(decoder._count.status))
+        shown = decoder._count.fields
+        self.comb += packed.eq(Cat(shown.count, shown.kind))
 
 
 def packed_pins(standard: Standard, ranks: int, pins: Pins) -> int:
@@ -224,6 +226,26 @@ def test_legal_streams(
         assert any(controller.issued[name, phase] for phase in range(8)), name
     assert {access.rank for access in asked} == set(range(ranks))
     assert len({(access.bank_group, access.bank) for access in asked}) == standard.banks
+
+
+@needs_verilator
+@pytest.mark.parametrize("case", [CASES[0], *CASES[5:]], ids=lambda c: f"{c[0].name}-{c[1]}-{c[2]}")
+def test_2t(case: tuple[Standard, int, int, int, int, Timing]) -> None:
+    """Pins that hold a command for two clocks carry it once, at the clock that selects a rank."""
+    standard, phases, ranks, mirror, burst, timing = case
+    setup = Setup(standard, ranks, mirror, burst, timing.t_rcd)
+    controller = Controller(setup, timing, random.Random(phases + ranks), two_t=True)
+    pins = stream(controller, CLOCKS_CK)
+    got = bench_of(standard.name, phases, ranks).run(setup, pins)
+    asked = [access for access in controller.accesses if access.ck < CLOCKS_CK]
+    assert len(asked) > 1_000
+    assert got == Outcome(asked, {}, Counter(), 0) == expected(setup, pins, phases)
+    # They do hold it: of each column command the first clock differs in CS_n and CKE only.
+    for access in asked:
+        first, second = pins[access.ck - 1 : access.ck + 1]
+        assert first.cs_n == (1 << ranks) - 1 != second.cs_n
+        assert first[2:] == second[2:]
+    assert {access.ck % phases for access in asked} == set(range(phases))
 
 
 @needs_verilator
