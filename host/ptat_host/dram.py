@@ -350,26 +350,31 @@ def check_ready(read: Callable[[str], int]) -> None:
 
 # Published mappings -------------------------------------------------------------------------------
 
-_DRAMA = (
-    "after P. Pessl et al., DRAMA: Exploiting DRAM Addressing for Cross-CPU Attacks, USENIX"
-    " Security 2016; the two-channel functions agree with the authors' rowhammer.js, but which"
-    " of them is rank or bank, and the single-channel forms, were not checked against the paper;"
-    " row and column bits by the usual rule"
-)
+# What was read, and agrees bit by bit where two are named:
+_RAMSES = "VUSec's ramses (map/x86/intel.c)"
+_ROWHAMMERJS = "rowhammer.js of DRAMA's authors (native/rowhammer.cc)"
+_MEASURED = "heechul/drama's measurements (Found-DRAM-BankMap.md)"
+_BLACKSMITH = "Blacksmith (src/Memory/DRAMAddr.cpp)"
+_SB_EDAC = "Linux's drivers/edac/sb_edac.c"
+# The table of the paper itself (P. Pessl et al., DRAMA: Exploiting DRAM Addressing for Cross-CPU
+# Attacks, USENIX Security 2016) was not at hand; rowhammer.js holds its functions.
 
 
 @dataclass(frozen=True)
 class _Published:
     """Functions as tables print them: for each bit the address bits whose parity it is.
 
-    Tables give no row and column bits. The usual rule: each function owns one address bit, which
-    no coordinate has otherwise; the row is what lies above all owned bits, the column the rest.
+    Most tables give no row and column bits. The usual rule: each function owns one address bit,
+    which no coordinate has otherwise; the row is what lies above all owned bits, the column the
+    rest. `low_row` are row bits below owned ones.
     """
 
+    source: str
     bank: tuple[tuple[int, ...], ...]
     rank: tuple[tuple[int, ...], ...]
     bank_group: tuple[tuple[int, ...], ...] = ()
     channel: tuple[tuple[int, ...], ...] = ()
+    low_row: tuple[int, ...] = ()
     owned: frozenset[int] = field(default_factory=frozenset)
 
     def mapping(self, name: str, row_bits: int) -> Mapping:
@@ -379,47 +384,82 @@ class _Published:
             for part in ("bank", "bank_group", "rank", "channel")
         }
         row_start = max(self.owned) + 1
-        column = sorted(set(range(wire.ADDRESS_UNIT_SHIFT, row_start)) - self.owned)
-        fields["column"] = [1 << bit for bit in column]
-        fields["row"] = [1 << row_start + i for i in range(row_bits)]
-        return Mapping(name, _DRAMA, row_start + row_bits, fields)
+        row_end = row_start + row_bits - len(self.low_row)
+        below = set(range(wire.ADDRESS_UNIT_SHIFT, row_start))
+        fields["column"] = [1 << bit for bit in sorted(below - self.owned - {*self.low_row})]
+        fields["row"] = [1 << bit for bit in (*self.low_row, *range(row_start, row_end))]
+        return Mapping(name, self.source, row_end, fields)
 
 
 _HASWELL_CHANNEL = (7, 8, 9, 12, 13, 18, 19)
 _SKYLAKE_CHANNEL = (8, 9, 12, 13, 18, 19)
 
-# One DIMM of two ranks on each channel. With one channel, the functions of banks and ranks are
-# those of two channels one bit lower.
+_SANDY_BRIDGE = (
+    f"bank, channel, row and column: {_RAMSES}, which takes bit {{}} alone for the rank; rank, on"
+    f" two channels: {_ROWHAMMERJS} and {_MEASURED}"
+)
+_SKYLAKE_NAMES = "which of them is rank, bank and bank group, rows and columns: by the usual rule"
+_IVY_BRIDGE_EP = (
+    f"for one socket, open pages and bank XOR. DRAMA has no Ivy Bridge-EP. Channel and rank:"
+    f" {_SB_EDAC} (which doubts its own rank: by the data sheet the bit is 2 higher); banks: from"
+    " memory of register MCMTR in Intel's data sheet (E5 v2, volume 2), not read; row and column:"
+    " derived"
+)
+
+# One DIMM of two ranks on each channel.
 _PUBLISHED = {
     ("sandy-bridge", 1): _Published(
+        _SANDY_BRIDGE.format(16) + "; on one: derived, a bit lower",
         bank=((13, 17), (14, 18), (15, 19)),
         rank=((16, 20),),
         owned=frozenset({13, 14, 15, 16}),
     ),
     ("sandy-bridge", 2): _Published(
+        _SANDY_BRIDGE.format(17),
         bank=((14, 18), (15, 19), (16, 20)),
         rank=((17, 21),),
         channel=((6,),),
         owned=frozenset({6, 14, 15, 16, 17}),
     ),
     ("ivy-bridge", 1): _Published(
+        _RAMSES,
         bank=((13, 17), (14, 18), (16, 20)),
         rank=((15, 19),),
         owned=frozenset({13, 14, 15, 16}),
     ),
     ("ivy-bridge", 2): _Published(
+        f"{_RAMSES}; {_ROWHAMMERJS} has the same functions",
         bank=((14, 18), (15, 19), (17, 21)),
         rank=((16, 20),),
         channel=(_HASWELL_CHANNEL,),
         owned=frozenset({7, 14, 15, 16, 17}),
     ),
+    # Of the address in a rank, bits 12^19, 17^20 and 18^21 are the bank. The bits of channel and
+    # rank are not part of it: all above them are one, then two higher in the physical address.
+    ("ivy-bridge-ep", 1): _Published(
+        _IVY_BRIDGE_EP,
+        bank=((12, 20), (18, 21), (19, 22)),
+        rank=((13,),),
+        low_row=(15, 16, 17),
+        owned=frozenset({12, 13, 18, 19}),
+    ),
+    ("ivy-bridge-ep", 2): _Published(
+        _IVY_BRIDGE_EP,
+        bank=((13, 21), (19, 22), (20, 23)),
+        rank=((14,),),
+        channel=((6,),),
+        low_row=(16, 17, 18),
+        owned=frozenset({6, 13, 14, 19, 20}),
+    ),
     ("skylake", 1): _Published(
+        f"functions: {_BLACKSMITH}; {_SKYLAKE_NAMES}",
         bank=((16, 20), (17, 21)),
         bank_group=((6, 13), (14, 18)),
         rank=((15, 19),),
         owned=frozenset({13, 14, 15, 16, 17}),
     ),
     ("skylake", 2): _Published(
+        f"functions: {_ROWHAMMERJS}, {_MEASURED}; {_SKYLAKE_NAMES}",
         bank=((17, 21), (18, 22)),
         bank_group=((7, 14), (15, 19)),
         rank=((16, 20),),
@@ -433,7 +473,7 @@ PRESETS = sorted({name for name, _ in _PUBLISHED})
 
 
 def preset(name: str, channels: int = 1, row_bits: int = 16) -> Mapping:
-    """A published mapping for one DIMM of two ranks on each of `channels` channels.
+    """A mapping for one DIMM of two ranks on each of `channels` channels; `source` says from where.
 
     Raises `BadInput` for one that was not published.
     """

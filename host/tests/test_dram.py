@@ -98,6 +98,27 @@ def test_published_functions():
         assert found["row"] == address >> 18 & 0xFFFF
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_ivy_bridge_ep(channels):
+    """Against the address's way through socket, channel and rank, each taking its bit out."""
+    mapping = preset("ivy-bridge-ep", channels)
+
+    def without(address: int, bit: int) -> int:
+        return address >> bit + 1 << bit | address & (1 << bit) - 1
+
+    for address in np.random.default_rng(2).integers(0, 1 << 32 + channels, 200).tolist():
+        found = {key: int(value) for key, value in mapping.coordinates(address).items()}
+        in_channel = without(address, 6) if channels == 2 else address
+        assert found["channel"] == (address >> 6 & 1 if channels == 2 else 0)
+        assert found["rank"] == in_channel >> 13 & 1
+        a = [without(in_channel, 13) >> i & 1 for i in range(35)]
+        assert found["bank"] == a[12] ^ a[19] | (a[17] ^ a[20]) << 1 | (a[18] ^ a[21]) << 2
+        assert found["column"] == sum(a[bit] << i for i, bit in enumerate([*range(3, 12), 13]))
+        assert found["row"] == sum(
+            a[bit] << i for i, bit in enumerate([14, 15, 16, *range(19, 32)])
+        )
+
+
 def test_memory_above_the_hole():
     plain = preset("haswell", 2)
     mapping = Mapping(

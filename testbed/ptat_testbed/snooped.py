@@ -23,7 +23,7 @@ from ptat_parser import wire
 
 U64 = npt.NDArray[np.uint64]
 
-MAPPING = "ivy-bridge"
+MAPPING = "ivy-bridge-ep"
 RUN, FLUSH, LATCH = 1, 2, 4
 """Bits of a snooper's register `control`."""
 SETTLE_CLOCKS = 200
