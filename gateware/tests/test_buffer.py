@@ -167,13 +167,13 @@ class Dram(LiteXModule):
 
 
 class Deep(LiteXModule):
-    def __init__(self, width: int, dram_bytes: int) -> None:
+    def __init__(self, width: int, dram_bytes: int, crc_bits_per_clock: int) -> None:
         if width:
             self.dram = Dram(width, dram_bytes * 8 // width)
             ports = (self.dram.write_port, self.dram.read_port)
-            self.buffer = buffer = Buffer(2048, ports, 0, dram_bytes)
+            self.buffer = buffer = Buffer(2048, ports, 0, dram_bytes, crc_bits_per_clock)
         else:
-            self.buffer = buffer = Buffer(2048)
+            self.buffer = buffer = Buffer(2048, crc_bits_per_clock=crc_bits_per_clock)
         self.registers = Registers(buffer)
         bus = self.registers.bus
         self.inputs = {
@@ -197,8 +197,8 @@ class Deep(LiteXModule):
 
 
 @functools.cache
-def deep(width: int, dram_bytes: int) -> tuple[Deep, Bench]:
-    top = Deep(width, dram_bytes)
+def deep(width: int, dram_bytes: int, crc_bits_per_clock: int = 32) -> tuple[Deep, Bench]:
+    top = Deep(width, dram_bytes, crc_bits_per_clock)
     return top, Bench(top, top.inputs, top.outputs)
 
 
@@ -241,6 +241,25 @@ def test_blocks_go_through_whole(width):
     assert taken + more == len(words)
     np.testing.assert_array_equal(out[:, 0].reshape(-1, wire.BLOCK_WORDS), sealed(blocks))
     assert out[:, 1].reshape(-1, wire.BLOCK_WORDS).nonzero()[1].tolist() == [1023] * 8
+
+
+@pytest.mark.parametrize("width", [0, 128, 256])
+def test_a_word_a_clock_for_ever(width):
+    """All 64 bits of a word are sealed a clock; DRAM that takes a command a clock keeps up."""
+    dram_bytes = 4 * wire.BLOCK_BYTES
+    _, bench = deep(width, dram_bytes, 64)
+    bench.reset()
+    rows = 200 * wire.BLOCK_WORDS
+    words = np.random.default_rng(width).integers(0, 1 << 63, rows).astype(np.uint64)
+    seen = bench.run(np.ones(rows), offer=1, word=words, ready=1, **({"go": 1} if width else {}))
+    assert seen["taken"].all()
+    out = seen["data"][seen["valid"] == 1]
+    assert rows - len(out) < wire.BLOCK_WORDS  # under way
+    blocks = len(out) // wire.BLOCK_WORDS
+    np.testing.assert_array_equal(
+        out[: blocks * wire.BLOCK_WORDS].reshape(blocks, -1),
+        sealed(words[: blocks * wire.BLOCK_WORDS].reshape(blocks, -1)),
+    )
 
 
 def test_level_and_high_water():

@@ -8,16 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verilated import needs_verilator
 
+from ptat_gateware.buffer import CrossingFIFO
+from ptat_gateware.targets import ecpix5
 from ptat_parser import wire
 from ptat_parser.wire import Mark
 
 pytestmark = needs_verilator
 
 
-def interleaved(snoop: float, sys: float, rows: int) -> tuple[int, ...]:
+def interleaved(snoop: float, sys: float, rows: float) -> tuple[int, ...]:
     """Edges of two clocks of these frequencies whose phases drift, as the rows of a cycle."""
-    edges = [(i / snoop, SNOOP) for i in range(int(rows * snoop))]
-    edges += [(0.001 + i / sys, SYS) for i in range(int(rows * sys))]
+    edges = [(i / snoop, SNOOP) for i in range(round(rows * snoop))]
+    edges += [((0.001 + i) / sys, SYS) for i in range(round(rows * sys))]
     return tuple(clock for _, clock in sorted(edges))
 
 
@@ -53,15 +55,34 @@ def finished(board: Board):
 # Rate ---------------------------------------------------------------------------------------------
 
 
-def test_an_access_every_4_ck_for_ever():
-    # One clock in 256 more than the bus's is more than the 3 frame words in 1,024 need.
-    board = recording(Board(clocks=(SYS, *[SNOOP | SYS] * 255)))
+# One clock in 256 more than the bus's is more than the 3 frame words in 1,024 need.
+LITTLE_FASTER = (SYS, *[SNOOP | SYS] * 255)
+ON_ECPIX5 = interleaved(ecpix5.DDR3_800_CK_HZ / 4, ecpix5.SYS_CLOCK_HZ, 1e-5)
+
+
+@pytest.mark.parametrize("clocks", [LITTLE_FASTER, ON_ECPIX5], ids=["a little faster", "ECPIX-5"])
+def test_an_access_every_4_ck_for_ever(clocks):
+    board = recording(Board(clocks=clocks))
     for seed in range(10):
         board.play(traffic(np.random.default_rng(seed), 100_000))
     found, counters = finished(board)
     assert assert_accounted(found, board.expected()) == 0
     assert counters["accesses"] == counters["matched"] == 1_000_000
     assert counters["high_water"] < 64
+
+
+def test_how_long_the_buffer_holds_an_access_every_4_ck():
+    """With a link that takes nothing: until block RAM and FIFO are full, and then one LOST."""
+    depth_words, fifo_depth = 8192, 1024
+    board = recording(Board(4, depth_words, fifo_depth, clocks=ON_ECPIX5))
+    board.play(traffic(np.random.default_rng(2), 12_000), ready=0)
+    found, _ = finished(board)
+    assert assert_accounted(found, board.expected()) > 0
+    (lost,) = found.lost
+    frames = (depth_words // wire.BLOCK_WORDS) * 3
+    marks = 2  # TIME and START
+    holds = depth_words + fifo_depth - CrossingFIFO.margin - frames - marks
+    assert holds <= lost.position <= holds + 16  # what is in registers
 
 
 def test_two_lanes_every_4_ck_for_ever():

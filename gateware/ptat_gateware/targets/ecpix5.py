@@ -2,7 +2,7 @@
 """LambdaConcept ECPIX-5 with an LFE5UM5G-85F, snooping one channel of DDR3.
 
     DIMM tap ─► Capture ─► DDR3 decoder ─► … ─► buffer ─► RegisterLink ─► CSR bus ─► UART bridge
-      CK    ─► domain "snoop": CK / 4                     domain "sys": the board's 100 MHz
+      CK    ─► domain "snoop": CK / 4                     domain "sys": 110 MHz
 
 The board's memory chip is soldered, so the pins of a DIMM's tap are on its PMOD connectors: see
 docs/hardware.md for what that means electrically. The pins below are the only ones of the PMODs
@@ -16,15 +16,17 @@ from typing import Any
 
 from litex.build.generic_platform import IOStandard, Pins, Subsignal
 from litex.gen import LiteXModule
+from litex.soc.cores.clock import ECP5PLL
 from litex.soc.integration.soc_core import SoCMini
 from litex_boards.platforms import lambdaconcept_ecpix5
 from migen import ClockDomain, Signal
-from migen.genlib.resetsync import AsyncResetSynchronizer
 
 from ptat_gateware.snoop.capture import ECP5Capture
 from ptat_gateware.targets.soc import PHASES, UART_BAUD, add_snooper
 
 BOARD_CLOCK_HZ = 100_000_000
+# More than 1,024 / 1,021 of CK / 4 at DDR3-800: an access every 4 CK is taken for ever.
+SYS_CLOCK_HZ = 110_000_000
 DDR3_800_CK_HZ = 400_000_000
 DDR3_1600_CK_HZ = 800_000_000
 
@@ -62,7 +64,7 @@ IO: list[Any] = [
 
 
 class CRG(LiteXModule):
-    """The board's clock; that of the bus comes with the capture."""
+    """The clock of the device; that of the bus comes with the capture."""
 
     def __init__(self, platform: Any) -> None:
         self.rst = Signal()
@@ -70,8 +72,11 @@ class CRG(LiteXModule):
 
         # # #
 
-        self.comb += self.cd_sys.clk.eq(platform.request("clk100"))
-        self.specials += AsyncResetSynchronizer(self.cd_sys, ~platform.request("rst_n") | self.rst)
+        self.pll = pll = ECP5PLL()
+        self.comb += pll.reset.eq(~platform.request("rst_n") | self.rst)
+        pll.register_clkin(platform.request("clk100"), BOARD_CLOCK_HZ)
+        pll.create_clkout(self.cd_sys, SYS_CLOCK_HZ)
+        platform.add_period_constraint(self.cd_sys.clk, 1e9 / SYS_CLOCK_HZ)
 
 
 # SoC ----------------------------------------------------------------------------------------------
@@ -83,7 +88,7 @@ class ECPIX5(SoCMini):
     @staticmethod
     def required_mhz(ck_hz: int) -> dict[str, float]:
         """Clocks that the domains need."""
-        return {"sys": BOARD_CLOCK_HZ / 1e6, "snoop": ck_hz / PHASES / 1e6}
+        return {"sys": SYS_CLOCK_HZ / 1e6, "snoop": ck_hz / PHASES / 1e6}
 
     def __init__(self, ck_hz: int) -> None:
         platform = lambdaconcept_ecpix5.Platform(device="85F")
@@ -93,7 +98,7 @@ class ECPIX5(SoCMini):
         SoCMini.__init__(
             self,
             platform,
-            BOARD_CLOCK_HZ,
+            SYS_CLOCK_HZ,
             ident=f"ptat on ECPIX-5, DDR3-{2 * ck_hz // 1_000_000}",
             ident_version=False,
         )
