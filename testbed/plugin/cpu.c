@@ -194,25 +194,56 @@ uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_
 	return KEY_VALID | flags;
 }
 
-static void model_access(struct cpu *cpu, uint64_t access)
+static void model_data(struct cpu *cpu, uint64_t va, uint64_t access)
+{
+	bool store = access & BATCH_STORE;
+
+	if (!tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0))
+		cpu_translate(cpu, va, store ? PTAT_TRUTH_CAUSE_STORE : PTAT_TRUTH_CAUSE_LOAD,
+			      false);
+}
+
+/* Returns the part of it that is done last. */
+static uint64_t model_access(struct cpu *cpu, uint64_t access)
 {
 	uint64_t va = access & BATCH_VA;
+	uint64_t last;
 
-	if (access & BATCH_FETCH)
+	if (access & BATCH_FETCH) {
 		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
-	if (access & BATCH_LOAD && !tlb_hit_fast(&cpu->tlb, va, 0))
-		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_LOAD, false);
-	if (access & BATCH_STORE && !tlb_hit_fast(&cpu->tlb, va, KEY_STORE))
-		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_STORE, false);
+		return access;
+	}
+	model_data(cpu, va, access);
+	last = va + (UINT64_C(1) << (access >> BATCH_SIZE_SHIFT & BATCH_SIZE)) - 1;
+	if (!((va ^ last) & ~BATCH_OFFSET))
+		return access;
+	model_data(cpu, last, access);
+	return (access & ~BATCH_VA) | last;
+}
+
+/*
+ * The page of the access before is the most recently used one: it needs no look-up. Only a store
+ * may need more rights than a load.
+ */
+static bool is_repeated(uint64_t access, uint64_t before)
+{
+	return !((access ^ before) & (BATCH_PAGE | BATCH_FETCH)) &&
+	       !(access & ~before & BATCH_STORE);
 }
 
 void cpu_model_batch(struct cpu *cpu, const struct batch *batch)
 {
+	uint64_t before = BATCH_FETCH | BATCH_PAGE; /* no user page is there */
+
 	capture_lock(cpu->capture);
 	cpu->batch = batch;
 	for (unsigned i = 0; i < batch->accesses; i++) {
+		uint64_t access = batch->access[i];
+
+		if (is_repeated(access, before) && !may_cross_page(access))
+			continue;
 		cpu->position = i;
-		model_access(cpu, batch->access[i]);
+		before = model_access(cpu, access);
 	}
 	cpu->batch = NULL;
 	capture_unlock(cpu->capture);

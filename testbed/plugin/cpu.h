@@ -5,21 +5,31 @@
 
 #include "capture.h"
 
-#define CR0_PG	  BIT_U64(31)
-#define CR3_PCID  BITS_U64(11, 0)
-#define CR3_KEEP  BIT_U64(63) /* with PCIDs: load without a flush */
-#define CR4_PAE	  BIT_U64(5)
-#define CR4_PGE	  BIT_U64(7)
-#define CR4_PCIDE BIT_U64(17)
+#define PAGE_BYTES	 4096
+#define ACCESS_MAX_BYTES 64
 
-/* An access of a batch: a user address, its page, and what is done there. */
-#define BATCH_VA       BITS_U64(46, 0)
-#define BATCH_PAGE     BITS_U64(46, 12)
-#define BATCH_LOAD     BIT_U64(61)
-#define BATCH_STORE    BIT_U64(62) /* after the load, if there is one, too */
-#define BATCH_FETCH    BIT_U64(63)
+#define CR0_PG		 BIT_U64(31)
+#define CR3_PCID	 BITS_U64(11, 0)
+#define CR3_KEEP	 BIT_U64(63) /* with PCIDs: load without a flush */
+#define CR4_PAE		 BIT_U64(5)
+#define CR4_PGE		 BIT_U64(7)
+#define CR4_PCIDE	 BIT_U64(17)
 
-#define BATCH_ACCESSES 2048
+/*
+ * An access of a batch: a user address, what is done there, and in the data accesses' spare bits
+ * the low byte of QEMU's meminfo, of which log2 of the size is used.
+ */
+#define BATCH_OFFSET	 BITS_U64(11, 0) /* in its page */
+#define BATCH_VA	 BITS_U64(46, 0)
+#define BATCH_PAGE	 (BATCH_VA & ~BATCH_OFFSET)
+#define BATCH_LOAD	 UINT64_C(0)
+#define BATCH_STORE	 BIT_U64(47)
+#define BATCH_INFO_SHIFT 48
+#define BATCH_SIZE_SHIFT (BATCH_INFO_SHIFT + 4)
+#define BATCH_SIZE	 7
+#define BATCH_FETCH	 BIT_U64(63)
+
+#define BATCH_ACCESSES	 2048
 
 /* Accesses by user code in program order, between two points in time. */
 struct batch {
@@ -40,6 +50,11 @@ struct cpu {
 	const struct batch *batch;
 	unsigned position;
 };
+
+static inline bool may_cross_page(uint64_t va)
+{
+	return va % PAGE_BYTES > PAGE_BYTES - ACCESS_MAX_BYTES;
+}
 
 void cpu_init(struct cpu *cpu, unsigned index, const struct cpu_model *model,
 	      struct capture *capture);

@@ -23,13 +23,11 @@
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 
-#define PAGE_BYTES	 4096
-#define ACCESS_MAX_BYTES 64
-#define CPUS_MAX	 256 /* the truth has 8 bits for it */
-#define FETCH_PAGES	 256
+#define CPUS_MAX    256 /* the truth has 8 bits for it */
+#define FETCH_PAGES 256
 
-#define MAGIC_START	 1
-#define MAGIC_STOP	 2
+#define MAGIC_START 1
+#define MAGIC_STOP  2
 
 /* Bits of a memory callback's argument. */
 #define MEM_KERNEL 1u
@@ -106,7 +104,7 @@ static uint64_t fetch_va(struct vcpu *vcpu, uint64_t code_page)
 static void fetch(struct vcpu *vcpu, uint64_t va)
 {
 	if (may_queue && is_user_address(va))
-		queue_fetch(&vcpu->queue, va);
+		queue_put(&vcpu->queue, va | BATCH_FETCH);
 	else
 		cpu_translate(cpu_of(vcpu), va, PTAT_TRUTH_CAUSE_FETCH, false);
 }
@@ -133,11 +131,6 @@ static void on_fetch_bytes(unsigned cpu_index, void *argument)
 	qemu_plugin_u64_set(last_code_page, cpu_index, 0);
 }
 
-static inline bool may_cross_page(uint64_t va)
-{
-	return va % PAGE_BYTES > PAGE_BYTES - ACCESS_MAX_BYTES;
-}
-
 static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va, bool store,
 			uintptr_t flags)
 {
@@ -160,10 +153,22 @@ static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va
 	}
 }
 
+/* Batches take the size out of @info without QEMU's help (BATCH_SIZE_SHIFT): is it there? */
+static void check_meminfo(qemu_plugin_meminfo_t info)
+{
+	uint64_t access = (uint64_t)(uint8_t)info << BATCH_INFO_SHIFT;
+
+	if ((access >> BATCH_SIZE_SHIFT & BATCH_SIZE) == qemu_plugin_mem_size_shift(info))
+		return;
+	fprintf(stderr, "ptat plugin: this QEMU describes accesses in a way that is not known\n");
+	exit(1);
+}
+
 /* Not inline: the callbacks below then need no stack frame where they hit. */
 static __attribute__((noinline)) void access_slow(struct vcpu *vcpu, qemu_plugin_meminfo_t info,
 						  uint64_t va, bool store, uintptr_t flags)
 {
+	check_meminfo(info);
 	data_access(cpu_of(vcpu), info, va, store, flags);
 }
 
@@ -188,43 +193,30 @@ static void on_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va
 	on_access(cpu_index, info, va, true, (uintptr_t)argument);
 }
 
-static __attribute__((noinline)) void user_access_slow(struct vcpu *vcpu,
-						       qemu_plugin_meminfo_t info, uint64_t va,
-						       bool store, uintptr_t flags)
+/*
+ * By user code, if accesses may be queued. The model needs the size only at a page's end: rather
+ * than to look there at each access, its bits of @info go along.
+ */
+static inline void on_user_access(struct vcpu *vcpu, qemu_plugin_meminfo_t info, uint64_t va,
+				  bool store)
 {
-	uint64_t last = va + (UINT64_C(1) << qemu_plugin_mem_size_shift(info)) - 1;
-	uint64_t kind = store ? BATCH_STORE : BATCH_LOAD;
-
-	if (!is_user_address(va) || !is_user_address(last)) {
-		access_slow(vcpu, info, va, store, flags); /* as of a descriptor table */
-		return;
-	}
-	queue_access(&vcpu->queue, va, kind);
-	queue_access(&vcpu->queue, last, kind); /* no more than a comparison on the same page */
-}
-
-/* By user code, if accesses may be queued. */
-static inline void on_user_access(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
-				  bool store, uintptr_t flags)
-{
-	struct vcpu *vcpu = &vcpus[cpu_index];
-
-	if (G_LIKELY(is_user_address(va) && !may_cross_page(va)))
-		queue_access(&vcpu->queue, va, store ? BATCH_STORE : BATCH_LOAD);
+	if (G_LIKELY((int64_t)va >= 0))
+		queue_put(&vcpu->queue, va | (store ? BATCH_STORE : BATCH_LOAD) |
+						(uint64_t)(uint8_t)info << BATCH_INFO_SHIFT);
 	else
-		user_access_slow(vcpu, info, va, store, flags);
+		access_slow(vcpu, info, va, store, 0); /* of a descriptor table */
 }
 
-static void on_user_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
-			 void *argument)
+static void on_user_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *vcpu)
 {
-	on_user_access(cpu_index, info, va, false, (uintptr_t)argument);
+	(void)cpu_index;
+	on_user_access(vcpu, info, va, false);
 }
 
-static void on_user_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
-			  void *argument)
+static void on_user_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *vcpu)
 {
-	on_user_access(cpu_index, info, va, true, (uintptr_t)argument);
+	(void)cpu_index;
+	on_user_access(vcpu, info, va, true);
 }
 
 /* First instruction of the guest's page fault handler: CR2 and the error code are still fresh. */
@@ -304,11 +296,19 @@ static void on_control(unsigned cpu_index, void *argument)
 	forget_fetches(cpu_index);
 }
 
+static void register_accesses(struct qemu_plugin_insn *insn, qemu_plugin_vcpu_mem_cb_t on_load,
+			      qemu_plugin_vcpu_mem_cb_t on_store, void *argument)
+{
+	qemu_plugin_register_vcpu_mem_cb(insn, on_load, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R,
+					 argument);
+	qemu_plugin_register_vcpu_mem_cb(insn, on_store, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_W,
+					 argument);
+}
+
 static void translate_insn(struct qemu_plugin_insn *insn)
 {
 	uint64_t va = qemu_plugin_insn_vaddr(insn);
 	uintptr_t flags = is_user_address(va) ? 0 : MEM_KERNEL;
-	bool queued = may_queue && is_user_address(va);
 	struct insn decoded;
 	uint8_t bytes[16];
 	size_t length = qemu_plugin_insn_data(insn, bytes, sizeof(bytes));
@@ -324,10 +324,11 @@ static void translate_insn(struct qemu_plugin_insn *insn)
 	if (va == options.pf_entry)
 		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_page_fault, QEMU_PLUGIN_CB_R_REGS,
 						       NULL);
-	qemu_plugin_register_vcpu_mem_cb(insn, queued ? on_user_load : on_load,
-					 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_R, (void *)flags);
-	qemu_plugin_register_vcpu_mem_cb(insn, queued ? on_user_store : on_store,
-					 QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_MEM_W, (void *)flags);
+	/* Queued accesses are of the only vCPU: no look-up by its index. */
+	if (may_queue && is_user_address(va))
+		register_accesses(insn, on_user_load, on_user_store, &vcpus[0]);
+	else
+		register_accesses(insn, on_load, on_store, (void *)flags);
 }
 
 /*

@@ -10,10 +10,17 @@ static uint32_t backlog(const struct queue *queue)
 	       __atomic_load_n(&queue->modelled, __ATOMIC_ACQUIRE);
 }
 
+/* With the lock, which is released meanwhile. */
 static void model_next(struct queue *queue)
 {
+	queue->modelling = true;
+	pthread_mutex_unlock(&queue->lock);
 	cpu_model_batch(queue->cpu, &queue->batch[queue->modelled % QUEUE_BATCHES]);
+	pthread_mutex_lock(&queue->lock);
+	queue->modelling = false;
 	__atomic_store_n(&queue->modelled, queue->modelled + 1, __ATOMIC_RELEASE);
+	if (backlog(queue) <= queue->tolerated)
+		pthread_cond_signal(&queue->progress);
 }
 
 static void *model_thread(void *argument)
@@ -23,13 +30,10 @@ static void *model_thread(void *argument)
 	pthread_mutex_lock(&queue->lock);
 	while (!queue->stop) {
 		/* A signal may be lost: another follows, and the vCPU does not depend on it. */
-		if (backlog(queue) < QUEUE_WAKE)
+		if (queue->modelling || backlog(queue) < QUEUE_WAKE)
 			pthread_cond_wait(&queue->more, &queue->lock);
-		while (backlog(queue)) {
+		while (!queue->modelling && backlog(queue))
 			model_next(queue);
-			pthread_mutex_unlock(&queue->lock); /* the vCPU may want to drain */
-			pthread_mutex_lock(&queue->lock);
-		}
 	}
 	pthread_mutex_unlock(&queue->lock);
 	return NULL;
@@ -43,6 +47,7 @@ void queue_init(struct queue *queue, struct cpu *cpu, bool threaded)
 	queue->cpu = cpu;
 	pthread_mutex_init(&queue->lock, NULL);
 	pthread_cond_init(&queue->more, NULL);
+	pthread_cond_init(&queue->progress, NULL);
 	if (!threaded)
 		return;
 	/* QEMU's signals are for QEMU's threads. */
@@ -63,6 +68,7 @@ void queue_free(struct queue *queue)
 		pthread_mutex_unlock(&queue->lock);
 		pthread_join(queue->thread, NULL);
 	}
+	pthread_cond_destroy(&queue->progress);
 	pthread_cond_destroy(&queue->more);
 	pthread_mutex_destroy(&queue->lock);
 }
@@ -80,20 +86,24 @@ static void publish(struct queue *queue)
 	batch->end_ns = capture_clock_ns();
 	queue->next = NULL;
 	queue->end = NULL;
-	queue->last = NULL;
 	__atomic_store_n(&queue->published, queue->published + 1, __ATOMIC_RELEASE);
 }
 
-/* Returns with at most @left batches that are not modelled. */
-static void catch_up(struct queue *queue, uint32_t left)
+/* Returns with at most @tolerated batches that are not modelled. */
+static void catch_up(struct queue *queue, uint32_t tolerated)
 {
 	pthread_mutex_lock(&queue->lock);
-	while (backlog(queue) > left)
-		model_next(queue);
+	queue->tolerated = tolerated;
+	while (backlog(queue) > tolerated) {
+		if (queue->modelling)
+			pthread_cond_wait(&queue->progress, &queue->lock);
+		else
+			model_next(queue);
+	}
 	pthread_mutex_unlock(&queue->lock);
 }
 
-void queue_more(struct queue *queue)
+void queue_put_first(struct queue *queue, uint64_t access)
 {
 	struct batch *batch;
 
@@ -101,11 +111,13 @@ void queue_more(struct queue *queue)
 		publish(queue);
 	if (queue->threaded && backlog(queue) >= QUEUE_WAKE)
 		pthread_cond_signal(&queue->more);
+	/* Not for each batch: to sleep and to be woken takes longer than to model one. */
 	if (backlog(queue) == QUEUE_BATCHES)
-		catch_up(queue, QUEUE_BATCHES - 1);
+		catch_up(queue, QUEUE_BATCHES / 2);
 	batch = open_batch(queue);
 	batch->begin_ns = capture_clock_ns();
-	queue->next = batch->access;
+	batch->access[0] = access;
+	queue->next = batch->access + 1;
 	queue->end = batch->access + BATCH_ACCESSES;
 	queue->pending = true;
 }

@@ -5,7 +5,10 @@
  * difference, only the order does.
  *
  * The vCPU fills one batch after the other. A thread models them; but where the vCPU would have to
- * wait for it, as on a busy host, it models them itself. All functions are the vCPU's.
+ * wait for it to start, as on a busy host, it models them itself.
+ *
+ * What the vCPU does here for each access is what the plugin costs: of the same gups, an empty
+ * callback takes as long as one that stores a word, and each test more shows.
  */
 #ifndef PTAT_QUEUE_H
 #define PTAT_QUEUE_H
@@ -15,23 +18,28 @@
 #include "cpu.h"
 
 #define QUEUE_BATCHES 16
-#define QUEUE_WAKE    (QUEUE_BATCHES / 2) /* waking a thread takes as long as some batches */
+#define QUEUE_WAKE    (QUEUE_BATCHES / 4) /* waking a thread takes as long as some batches */
 
 struct queue {
+	/* The vCPU's alone. */
 	uint64_t *next, *end; /* in the open batch; equal: it is full, or there is none */
-	uint64_t *last;	      /* access that went before, or NULL if it cannot be added to */
 	bool pending;	      /* something may not be modelled yet */
-	uint32_t published;   /* batches; written by the vCPU, read by both */
 
+	/* Read without the lock, too. */
+	uint32_t published __attribute__((aligned(64))); /* batches; written by the vCPU */
+	uint32_t modelled __attribute__((aligned(64)));	 /* batches */
+
+	/* Under the lock. Who sets modelling may use the CPU without the lock. */
+	pthread_mutex_t lock;
+	pthread_cond_t more;	 /* for the thread: there is work */
+	pthread_cond_t progress; /* for the vCPU: no more than tolerated is left */
+	uint32_t tolerated;
+	bool modelling;
+	bool stop;
+
+	struct cpu *cpu;
 	bool threaded;
 	pthread_t thread;
-	pthread_cond_t more;
-
-	/* Who holds the lock may model: */
-	pthread_mutex_t lock;
-	struct cpu *cpu;
-	uint32_t modelled; /* batches; read also without the lock */
-	bool stop;
 
 	struct batch batch[QUEUE_BATCHES];
 };
@@ -39,9 +47,6 @@ struct queue {
 /* Not @threaded: the vCPU models each batch itself. */
 void queue_init(struct queue *queue, struct cpu *cpu, bool threaded);
 void queue_free(struct queue *queue);
-
-/* Makes room for one access. */
-void queue_more(struct queue *queue);
 
 void queue_drain_pending(struct queue *queue);
 
@@ -52,29 +57,20 @@ static inline void queue_drain(struct queue *queue)
 		queue_drain_pending(queue);
 }
 
-/* A load or store (@kind) by user code at a user address, inside one page. */
-static inline void queue_access(struct queue *queue, uint64_t va, uint64_t kind)
+/* Begins another batch with it. */
+void queue_put_first(struct queue *queue, uint64_t access);
+
+/* An access by user code at a user address, inside one page: the address and BATCH_*. */
+static inline void queue_put(struct queue *queue, uint64_t access)
 {
-	/*
-	 * The page of the access before needs no look-up: it is the most recently used. A store
-	 * may need more rights than the load before it.
-	 */
-	if (queue->last && !((*queue->last ^ va) & BATCH_PAGE)) {
-		*queue->last |= kind & BATCH_STORE;
+	uint64_t *next = queue->next;
+
+	if (__builtin_expect(next == queue->end, false)) {
+		queue_put_first(queue, access);
 		return;
 	}
-	if (queue->next == queue->end)
-		queue_more(queue);
-	queue->last = queue->next++;
-	*queue->last = va | kind;
-}
-
-static inline void queue_fetch(struct queue *queue, uint64_t va)
-{
-	if (queue->next == queue->end)
-		queue_more(queue);
-	queue->last = NULL;
-	*queue->next++ = va | BATCH_FETCH;
+	*next = access;
+	queue->next = next + 1;
 }
 
 #endif

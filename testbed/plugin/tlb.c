@@ -1,6 +1,30 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 #include "tlb.h"
 
+#define HELD_PER_ENTRY 8 /* enough for few of them to be shared */
+
+static void array_init(struct tlb_array *array, const struct tlb_geometry *geometry)
+{
+	size_t counts = HELD_PER_ENTRY;
+
+	assoc_init(&array->assoc, geometry->entries, geometry->ways, false);
+	while (counts < HELD_PER_ENTRY * (size_t)geometry->entries)
+		counts *= 2;
+	array->held_mask = counts - 1;
+	for (int size = 0; size < PAGE_SIZES; size++) {
+		array->held[size] = calloc(counts, sizeof(*array->held[size]));
+		if (!array->held[size])
+			abort();
+	}
+}
+
+static void array_free(struct tlb_array *array)
+{
+	assoc_free(&array->assoc);
+	for (int size = 0; size < PAGE_SIZES; size++)
+		free(array->held[size]);
+}
+
 void tlb_init(struct tlb *tlb, const struct cpu_model *model)
 {
 	memset(tlb, 0, sizeof(*tlb));
@@ -8,8 +32,7 @@ void tlb_init(struct tlb *tlb, const struct cpu_model *model)
 		const struct tlb_geometry *geometry = &model->tlb[tlb->arrays];
 		struct tlb_array *array = &tlb->array[tlb->arrays++];
 
-		assoc_init(&array->assoc, geometry->entries, geometry->ways, false);
-		array->sizes = geometry->sizes;
+		array_init(array, geometry);
 		for (int side = 0; side < TLB_SIDES; side++)
 			for (int size = 0; size < PAGE_SIZES; size++)
 				if (geometry->sides & BIT_U64(side) &&
@@ -31,7 +54,7 @@ void tlb_init(struct tlb *tlb, const struct cpu_model *model)
 void tlb_free(struct tlb *tlb)
 {
 	for (unsigned i = 0; i < tlb->arrays; i++)
-		assoc_free(&tlb->array[i].assoc);
+		array_free(&tlb->array[i]);
 }
 
 void tlb_set_pcid(struct tlb *tlb, unsigned pcid)
@@ -44,13 +67,23 @@ static size_t array_set(const struct tlb_array *array, uint64_t va, enum page_si
 	return assoc_set(&array->assoc, (va & BITS_U64(47, 0)) >> page_shift(size));
 }
 
+static uint16_t *array_held(const struct tlb_array *array, uint64_t vpn, enum page_size size)
+{
+	return &array->held[size][vpn >> (9 * size) & array->held_mask];
+}
+
+static uint16_t *array_held_key(const struct tlb_array *array, uint64_t key)
+{
+	return array_held(array, key & KEY_VPN, (key & KEY_SIZE) >> KEY_SIZE_SHIFT);
+}
+
 static void array_insert(struct tlb_array *array, uint64_t va, enum page_size size, uint64_t key)
 {
 	uint64_t victim = assoc_insert(&array->assoc, array_set(array, va, size), key, 0);
 
-	array->live[size]++;
+	++*array_held_key(array, key);
 	if (victim & KEY_VALID)
-		array->live[(victim & KEY_SIZE) >> KEY_SIZE_SHIFT]--;
+		--*array_held_key(array, victim);
 }
 
 /* Key found in one level, or 0. */
@@ -61,7 +94,7 @@ static uint64_t level_lookup(struct tlb *tlb, enum tlb_side side, int level, uin
 		size_t set;
 		int way;
 
-		if (!array || !array->live[size])
+		if (!array || !*array_held(array, va >> 12, size))
 			continue;
 		set = array_set(array, va, size);
 		way = assoc_find(&array->assoc, set,
@@ -108,7 +141,7 @@ void tlb_fill(struct tlb *tlb, enum tlb_side side, uint64_t va, enum page_size s
 
 static void array_remove(struct tlb_array *array, size_t set, unsigned way)
 {
-	array->live[(array->assoc.key[set + way] & KEY_SIZE) >> KEY_SIZE_SHIFT]--;
+	--*array_held_key(array, array->assoc.key[set + way]);
 	assoc_remove(&array->assoc, set, way);
 }
 
@@ -123,7 +156,7 @@ void tlb_flush_page(struct tlb *tlb, uint64_t va, unsigned pcid, bool global)
 			uint64_t want = tlb_vpn(va, size) | tlb_size_key(size) | context;
 			size_t set = array_set(array, va, size);
 
-			if (!array->live[size])
+			if (!*array_held(array, va >> 12, size))
 				continue;
 			for (unsigned way = array->assoc.ways; way-- > 0;) {
 				uint64_t key = array->assoc.key[set + way];

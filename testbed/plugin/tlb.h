@@ -46,8 +46,12 @@ extern const unsigned cpu_models_count;
 
 struct tlb_array {
 	struct assoc assoc;
-	uint32_t live[PAGE_SIZES]; /* valid entries of each size: absent sizes cost no search */
-	uint8_t sizes;
+	/*
+	 * How many valid entries there are of each size, by the low bits of their page numbers:
+	 * what is not there mostly costs no search.
+	 */
+	uint16_t *held[PAGE_SIZES];
+	uint64_t held_mask;
 };
 
 struct tlb {

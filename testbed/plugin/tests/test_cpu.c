@@ -492,14 +492,28 @@ static struct cpu *drained(struct queue *queue)
 	return &cpu;
 }
 
-static void user_access(struct queue *queue, enum how how, uint64_t va, uint8_t cause)
+static void user_access(struct queue *queue, enum how how, uint64_t va, uint8_t cause,
+			uint64_t size_shift)
 {
-	if (how == DIRECT)
+	uint64_t last = va + BIT_U64(size_shift) - 1;
+
+	if (how == DIRECT) {
 		cpu_translate(&cpu, va, cause, false);
-	else if (cause == PTAT_TRUTH_CAUSE_FETCH)
-		queue_fetch(queue, va);
-	else
-		queue_access(queue, va, cause == PTAT_TRUTH_CAUSE_STORE ? BATCH_STORE : BATCH_LOAD);
+		if (va / PAGE != last / PAGE)
+			cpu_translate(&cpu, last, cause, false);
+	} else if (cause == PTAT_TRUTH_CAUSE_FETCH) {
+		queue_put(queue, va | BATCH_FETCH);
+	} else {
+		queue_put(queue,
+			  va | size_shift << BATCH_SIZE_SHIFT |
+				  (cause == PTAT_TRUTH_CAUSE_STORE ? BATCH_STORE : BATCH_LOAD));
+	}
+}
+
+/* A store there would not have succeeded. */
+static bool is_read_only(uint64_t va)
+{
+	return !(memory[35 + va / PAGE / 512][va / PAGE % 512] & PTE_WRITE);
 }
 
 #define BUSY_STEPS   5000
@@ -518,17 +532,18 @@ static void random_run(enum how how)
 	queue_init(&queue, &cpu, how == THREADED);
 	for (int i = 0; i < RANDOM_STEPS; i++) {
 		uint8_t cause = test_random(&state) % 2;
-		uint64_t *entry;
+		uint64_t size_shift = test_random(&state) % 7;
 
 		if (test_random(&state) % 2)
-			va = test_random(&state) % (1024 * PAGE);
-		entry = &memory[35 + va / PAGE / 512][va / PAGE % 512];
-		if (!(*entry & PTE_WRITE))
-			cause = PTAT_TRUTH_CAUSE_LOAD; /* a store would not have succeeded */
+			va = test_random(&state) % (1023 * PAGE);
+		if (test_random(&state) % 16 == 0)
+			va |= PAGE - 1 - test_random(&state) % 8; /* often on to the next page */
+		if (is_read_only(va) || is_read_only(va + BIT_U64(size_shift) - 1))
+			cause = PTAT_TRUTH_CAUSE_LOAD;
 		switch (test_random(&state) % (i < BUSY_STEPS ? 64 : 16)) {
 		case 0:
 		case 1:
-			user_access(&queue, how, va, PTAT_TRUTH_CAUSE_FETCH);
+			user_access(&queue, how, va, PTAT_TRUTH_CAUSE_FETCH, 0);
 			break;
 		case 16:
 			cpu_page_fault(drained(&queue), va, PTAT_TRUTH_CAUSE_LOAD, false);
@@ -539,11 +554,11 @@ static void random_run(enum how how)
 		case 18:
 			/* As the kernel does, which is fetched first. */
 			cpu_translate(drained(&queue), KERNEL_VA, PTAT_TRUTH_CAUSE_FETCH, true);
-			*entry ^= PTE_WRITE;
+			memory[35 + va / PAGE / 512][va / PAGE % 512] ^= PTE_WRITE;
 			cpu_invlpg(&cpu, va);
 			break;
 		default:
-			user_access(&queue, how, va, cause);
+			user_access(&queue, how, va, cause, size_shift);
 		}
 	}
 	queue_drain(&queue);
