@@ -138,15 +138,20 @@ static void load_table(const struct hardware *hw, const struct ptat_proto_matrix
 {
 	unsigned int values = 1u << hw->table_slice_bits;
 	unsigned int base = first_bit / hw->table_slice_bits * values;
+	/* One table holds what is always added. */
+	uint64_t sum = first_bit ? 0 : matrix->constant;
 
-	for (unsigned int value = 0; value < values; value++) {
-		/* One table holds what is always added. */
-		uint64_t sum = first_bit ? 0 : matrix->constant;
+	/* In the order of a Gray code, in which one bit changes from value to value. */
+	for (unsigned int step = 0;;) {
+		unsigned int bit = 0;
 
-		for (unsigned int bit = 0; bit < bits; bit++)
-			if (value >> bit & 1)
-				sum ^= matrix->columns[first_bit + bit];
-		hw->set_table(hw->context, base + value, sum);
+		hw->set_table(hw->context, base + (step ^ step >> 1), sum);
+		if (++step == values)
+			return;
+		while (!(step >> bit & 1))
+			bit++;
+		if (bit < bits)
+			sum ^= matrix->columns[first_bit + bit];
 	}
 }
 

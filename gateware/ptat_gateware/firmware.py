@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from litex.soc.integration.builder import Builder
+from litex.soc.integration.common import get_mem_data
 
 from ptat_gateware.soc import REPOSITORY
 
@@ -29,8 +30,9 @@ class FirmwareBuilder(Builder):
 
     def __init__(self, soc: Any, **options: Any) -> None:
         Builder.__init__(self, soc, **options)
-        packages: list[tuple[str, str]] = self.software_packages
-        self.software_packages = [package for package in packages if package[0] in LIBRARIES]
+        self.software_packages: list[tuple[str, str]] = [
+            package for package in self.software_packages if package[0] in LIBRARIES
+        ]
         self.software_libraries = list(LIBRARIES)
 
     def add_software_package(self, name: str, src_dir: str | None = None) -> None:
@@ -38,6 +40,15 @@ class FirmwareBuilder(Builder):
         if name == "bios":
             src_dir = str(FIRMWARE / "image")
         Builder.add_software_package(self, name, src_dir)
+
+    def _initialize_rom_software(self) -> None:
+        # The ROM keeps its size: simulations need no new simulator for a new firmware.
+        image = get_mem_data(
+            f"{self.software_dir}/bios/bios.bin",
+            data_width=self.soc.bus.data_width,
+            endianness=self.soc.cpu.endianness,
+        )
+        self.soc.init_rom(name="rom", contents=image, auto_size=False)
 
 
 def build(soc: Any, directory: Path, name: str, **options: Any) -> None:

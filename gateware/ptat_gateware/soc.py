@@ -37,7 +37,7 @@ from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snooper import Snooper
 from ptat_parser import wire
 
-ROM_BYTES = 64 * 1024
+ROM_BYTES = 32 * 1024
 SRAM_BYTES = 16 * 1024
 UART_BAUD = 1_000_000
 RANKS = 2
@@ -122,7 +122,7 @@ class CaptureSoC(SoCCore):
             platform,
             sys_clock_hz,
             cpu_type="vexriscv",
-            cpu_variant="lite",
+            cpu_variant="standard",
             integrated_rom_size=ROM_BYTES,
             integrated_sram_size=SRAM_BYTES,
             ident=f"ptat on {identity.board}",

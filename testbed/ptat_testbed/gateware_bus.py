@@ -22,7 +22,7 @@ harness, not the snooper, saw the walk's leaf read on the bus.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from ptat_parser import truth
 from ptat_testbed.snooped import SnoopedMemory
 
 U64 = npt.NDArray[np.uint64]
+Bools = npt.NDArray[np.bool_]
 
 GRANULARITY_BYTES = 64
 CHANNELS_MAX = 2
@@ -57,7 +58,57 @@ class _Accesses:
 
     time_ns: U64
     address: U64
-    write: npt.NDArray[np.bool_]
+    write: Bools
+
+
+class Replay:
+    """What the plugin put on its bus, as requests for a simulated memory controller; its truth.
+
+    :param words: makes requests of addresses and whether they are written.
+    :raises PtatError: the plugin's stream is damaged.
+    """
+
+    def __init__(self, session: Path, model_bus: Path, words: Callable[[U64, Bools], U64]) -> None:
+        self._truth_path = session / "truth.0.bin"
+        self._model_bus = model_bus
+        accesses = _read(model_bus)
+        # Walks that read nothing in the region have a time, but no access.
+        others = np.setdiff1d(truth.read(self._truth_path)["time"], accesses.time_ns)
+        time_ns = np.concatenate([accesses.time_ns, others])
+        requests = np.concatenate(
+            [
+                words(accesses.address, accesses.write),
+                np.full(others.size, run.pause(0), np.uint64),
+            ]
+        )
+        order = np.argsort(time_ns)
+        self._time_ns = time_ns[order]
+        start_ns = self._time_ns[0] if time_ns.size else np.uint64(0)
+        self.words: U64 = requests[order]
+        self.due_ticks: U64 = (self._time_ns - start_ns) * np.uint64(TICKS_PER_NS) + np.uint64(
+            FIRST_TICKS
+        )
+
+    def finish(self, paths: list[Path], time_ticks: U64, channel: npt.NDArray[np.uint8]) -> None:
+        """Give the walks the times at which the harness saw their reads; drop the plugin's stream.
+
+        :param paths: the snoopers' streams, one for each channel.
+        :param time_ticks: when each command was on the bus, by the harness's count, of which
+            `channel`.
+        :raises BoardError: not each access was on the bus once.
+        """
+        time_ns = self._time_ns
+        if time_ticks.size != time_ns.size:
+            raise BoardError(
+                f"the bus carried {time_ticks.size} commands for {time_ns.size} accesses"
+            )
+        walks = truth.read(self._truth_path)
+        rewritten = np.array(walks)
+        at = np.searchsorted(time_ns, walks["time"])
+        rewritten["time"] = time_ticks[at] + _stamp_offset(paths, time_ticks, channel)
+        del walks  # it maps the file
+        _replace(self._truth_path, rewritten)
+        self._model_bus.unlink()
 
 
 class GatewareBus:
@@ -84,25 +135,9 @@ class GatewareBus:
         :raises BoardError: the simulation failed.
         :raises PtatError: the plugin's stream is damaged.
         """
-        accesses = _read(model_bus)
-        truth_path = session / "truth.0.bin"
-        walks = truth.read(truth_path)
-        # Walks that read nothing in the region have a time, but no access.
-        others = np.setdiff1d(walks["time"], accesses.time_ns)
-        time_ns = np.concatenate([accesses.time_ns, others])
-        words = np.concatenate(
-            [
-                self._memory.words(accesses.address, accesses.write),
-                np.full(others.size, run.pause(0), np.uint64),
-            ]
-        )
-        order = np.argsort(time_ns)
-        time_ns = time_ns[order]
-        start_ns = time_ns[0] if time_ns.size else np.uint64(0)
-        due_ticks = (time_ns - start_ns) * np.uint64(TICKS_PER_NS) + np.uint64(FIRST_TICKS)
-
+        replay = Replay(session, model_bus, self._memory.words)
         self._memory.start()
-        self._memory.simulation.timed(words[order], due_ticks, GAP_TICKS)
+        self._memory.simulation.timed(replay.words, replay.due_ticks, GAP_TICKS)
         paths = [session / file for file in self._files]
         try:
             result, counters = self._memory.execute(paths)
@@ -111,18 +146,9 @@ class GatewareBus:
                 if path.is_file():
                     path.unlink()
             raise
-        if result.time_ticks.size != time_ns.size:
-            raise BoardError(
-                f"the bus carried {result.time_ticks.size} commands for {time_ns.size} accesses"
-            )
         if seen := sum(each.lost for each in counters):
             raise BoardError(f"the snoopers lost {seen} accesses, though their links are fast")
-        offset = _stamp_offset(paths, result)
-        rewritten = np.array(walks)
-        rewritten["time"] = result.time_ticks[np.searchsorted(time_ns, walks["time"])] + offset
-        del walks  # it maps the file
-        _replace(truth_path, rewritten)
-        model_bus.unlink()
+        replay.finish(paths, result.time_ticks, result.channel)
 
     def metadata(self) -> dict[str, Any]:
         """`board` of session.json."""
@@ -199,15 +225,17 @@ def _read(path: Path) -> _Accesses:
     return _Accesses(np.concatenate(times), np.concatenate(addresses), np.concatenate(writes))
 
 
-def _stamp_offset(paths: list[Path], result: run.Result) -> np.uint64:
+def _stamp_offset(
+    paths: list[Path], time_ticks: U64, command_channel: npt.NDArray[np.uint8]
+) -> np.uint64:
     """Ticks from a command, as the harness counts, to its stamp: a constant of the snooper."""
     from ptat_parser.blocks import BusReader
 
     for channel, path in enumerate(paths):
-        here = np.flatnonzero(result.channel == channel)
+        here = np.flatnonzero(command_channel == channel)
         for chunk in BusReader(path, channel):
             if chunk.time.size:
-                return np.uint64(chunk.time[0] - result.time_ticks[here[0]])
+                return np.uint64(chunk.time[0] - time_ticks[here[0]])
     return np.uint64(0)
 
 

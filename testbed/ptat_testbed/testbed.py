@@ -23,6 +23,7 @@ from ptat_testbed import build, gateware_bus, run, sizes
 from ptat_testbed.gateware_bus import GatewareBus
 from ptat_testbed.progress import progress
 from ptat_testbed.qemu import escape
+from ptat_testbed.soc_bus import SocBus
 
 if TYPE_CHECKING:
     from ptat_host.observe import Observed
@@ -32,7 +33,8 @@ GRANULARITIES_BYTES = (8, 32, 64)
 GRANULARITY_BYTES = 64
 TICK_HZ = 1_000_000_000
 """The plugin's bus clock counts nanoseconds."""
-BUSES = ("model", "gateware")
+SOC_BUS = "soc"
+BUSES = ("model", "gateware", SOC_BUS)
 READS = 8
 """Of each address, in `TestbedBoard.observe`: there is no other traffic."""
 
@@ -54,8 +56,8 @@ class TestbedBoard:
             "unlimited",
         ),
         "bus": Option(
-            "what captures: model, or gateware: the snooper, simulated on the bus of a simulated"
-            " memory controller",
+            "what captures: model; gateware: the snooper, simulated on the bus of a simulated"
+            " memory controller; soc: a whole simulated device there, with this ptat as its host",
             BUSES[0],
         ),
         "channels": Option(
@@ -89,14 +91,17 @@ class TestbedBoard:
         base, region_bytes = _region(recording)
         session = request.session_dir
         bus_file = "bus.0.raw"
-        gateware = None
+        gateware: GatewareBus | SocBus | None = None
         if channels is not None:
             programs = None
             if path := request.options.get("mapping"):
                 from ptat_host import mapping
 
                 programs = mapping.read(Path(path), base, region_bytes, channels)
-            gateware = GatewareBus(channels, base, region_bytes, programs)
+            if request.options["bus"] == SOC_BUS:
+                gateware = SocBus(base, region_bytes, programs[0] if programs else None)
+            else:
+                gateware = GatewareBus(channels, base, region_bytes, programs)
             bus_file = "bus.model.raw"
         result = _run(recording, request, session / bus_file, granularity, tlb)
         result.metadata["board"] = {
@@ -120,8 +125,8 @@ class TestbedBoard:
         from ptat_host import observe, reads
 
         channels = parse_bus(request.options, None)
-        if channels is None:
-            raise BoardError("the model's bus has no DRAM coordinates", "add --bus gateware")
+        if channels is None or request.options["bus"] == SOC_BUS:
+            raise BoardError("only the snooper alone can do this", "add --bus gateware")
         times = request.reads or READS
         tlb = parse_tlb(request.options.get("tlb", TLB_PRESETS[0]))
         numbers = {"addresses": request.addresses, "times": times, "seed": request.seed}
@@ -231,7 +236,8 @@ def parse_bus(options: Mapping[str, str], granularity_bytes: int | None) -> int 
     shown = gateware_bus.GRANULARITY_BYTES
     if granularity_bytes not in (None, shown):
         raise BoardError(f"--granularity {granularity_bytes}: a DDR3 bus shows {shown} bytes")
-    return sizes.parse_count(options.get("channels", "1"), "--channels", gateware_bus.CHANNELS_MAX)
+    most = 1 if bus == SOC_BUS else gateware_bus.CHANNELS_MAX
+    return sizes.parse_count(options.get("channels", "1"), "--channels", most)
 
 
 def parse_buffer(text: str) -> dict[str, int]:

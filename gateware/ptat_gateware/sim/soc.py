@@ -145,9 +145,10 @@ def generate(directory: Path) -> None:
     logging.disable(logging.INFO)
     with contextlib.redirect_stdout(sys.stderr):
         soc = SimulatedSoC()
-        for source, *_ in soc.platform.sources:  # the CPU
-            shutil.copy(source, directory)
         firmware.build(soc, directory, "top")
+    for source, *_ in soc.platform.sources:
+        if Path(source).parent != directory:  # the CPU
+            shutil.copy(source, directory)
 
 
 if __name__ == "__main__":

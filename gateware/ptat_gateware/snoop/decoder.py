@@ -388,7 +388,7 @@ class CommandDecoder(LiteXModule):
         self.count_crossing = BusSynchronizer(COUNT_BITS + 4, "snoop", "sys")
         self.comb += [
             self.count_crossing.i.eq(shown),
-            self._count.status.eq(self.count_crossing.o),
+            Cat(self._count.fields.count, self._count.fields.kind).eq(self.count_crossing.o),
         ]
 
     # Steps ------------------------------------------------------------------------------------

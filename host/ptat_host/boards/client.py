@@ -81,10 +81,14 @@ class Link(Protocol):
 
 
 class Client:
-    """Asks a board and gets answers; a context manager that closes its link."""
+    """Asks a board and gets answers; a context manager that closes its link.
 
-    def __init__(self, link: Link) -> None:
+    `patience_s`: how long it waits for an answer before it asks again; simulated boards are slow.
+    """
+
+    def __init__(self, link: Link, patience_s: float = ANSWER_TIMEOUT_S) -> None:
         self.link = link
+        self._patience_s = patience_s
         self.host = secrets.randbelow(2**32 - 1) + 1
         self._id = secrets.randbelow(2**16)
         self._heartbeat_due_s = 0.0
@@ -100,9 +104,7 @@ class Client:
     ) -> None:
         self.link.close()
 
-    def ask(
-        self, command: Command, payload: bytes = b"", timeout_s: float = ANSWER_TIMEOUT_S
-    ) -> Frame:
+    def ask(self, command: Command, payload: bytes = b"", timeout_s: float | None = None) -> Frame:
         """Send a command, again if need be, and return the response.
 
         :raises LinkError: there is none.
@@ -112,7 +114,7 @@ class Client:
         request = Frame(command, self._id, payload, self.host).encode()
         for _ in range(TRIES):
             self.link.send(request)
-            deadline = time.monotonic() + timeout_s
+            deadline = time.monotonic() + (timeout_s or self._patience_s)
             while (left_s := deadline - time.monotonic()) > 0:
                 for frame in self.link.receive(left_s):
                     if not frame.response or (frame.id, frame.host) != (self._id, self.host):
@@ -130,7 +132,7 @@ class Client:
         )
 
     def command(
-        self, command: Command, payload: bytes = b"", timeout_s: float = ANSWER_TIMEOUT_S
+        self, command: Command, payload: bytes = b"", timeout_s: float | None = None
     ) -> bytes:
         """Send a command and return what the board answers.
 

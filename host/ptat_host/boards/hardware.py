@@ -127,7 +127,7 @@ class HardwareBoard(ABC):
 
 
 @dataclass
-class _Tap:
+class Tap:
     """An open board on one channel of the memory."""
 
     client: Client
@@ -253,13 +253,13 @@ class BoardSet:
         return list(dict.fromkeys(check for board in self._boards for check in board.check()))
 
     @contextlib.contextmanager
-    def _taps(self) -> Iterator[list[_Tap]]:
+    def _taps(self) -> Iterator[list[Tap]]:
         """The boards, opened, and recording for nobody."""
         with contextlib.ExitStack() as opened:
             taps = []
             for channel, board in enumerate(self._boards):
                 client = opened.enter_context(board.connect())
-                taps.append(_Tap(client, channel, client.identify()))
+                taps.append(Tap(client, channel, client.identify()))
             _check_together(taps)
             for tap in taps:
                 tap.quiet()
@@ -274,7 +274,7 @@ class BoardSet:
             _discard(request.session_dir)
             raise
 
-    def _record(self, taps: list[_Tap], request: RecordRequest) -> RecordResult:
+    def _record(self, taps: list[Tap], request: RecordRequest) -> RecordResult:
         granularity_bytes = taps[0].identity.granularity_bytes
         if request.granularity_bytes not in (None, granularity_bytes):
             raise BoardError(
@@ -367,7 +367,7 @@ def _programs(
     return files.read(Path(mapping), base, size_bytes, channels)
 
 
-def _check_together(taps: Sequence[_Tap]) -> None:
+def _check_together(taps: Sequence[Tap]) -> None:
     for tap in taps:
         name, identity = tap.client.link.name, tap.identity
         if identity.channels != 1:
@@ -385,7 +385,7 @@ def _check_together(taps: Sequence[_Tap]) -> None:
             )
 
 
-def _channel(tap: _Tap) -> dict[str, Any]:
+def _channel(tap: Tap) -> dict[str, Any]:
     """An entry of `board.channels` in session.json, as far as it is known at the start."""
     identity = tap.identity
     return {
@@ -405,7 +405,7 @@ def _window(base: int, size_bytes: int) -> tuple[int, int, Window]:
 
 
 def _capture(
-    taps: Sequence[_Tap],
+    taps: Sequence[Tap],
     machine: live.LiveMachine,
     request: RecordRequest,
     metadata: dict[str, Any],
