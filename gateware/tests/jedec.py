@@ -339,7 +339,9 @@ class Timing:
         return self.t_ras + self.t_rp
 
 
-# tRFC is shortened (a device of 1 Gb, at most): it only adds silence.
+# Devices of x16 (DDR3) and x8 (DDR4); the same figures as in Ramulator 2's tables
+# (github.com/CMU-SAFARI/ramulator2). tRFC is shortened (a device of 1 Gb, at most), and like tMOD,
+# tZQCS and tXP only adds silence.
 DDR3_800E = Timing(6, 6, 15, 4, 4, 20, 4, 4, 4, 4, 4, 6, 44, 3, 6, 5)
 DDR3_1600K = Timing(11, 11, 28, 6, 6, 32, 4, 4, 6, 6, 6, 12, 88, 5, 11, 8)
 DDR4_1600L = Timing(12, 12, 28, 5, 4, 20, 5, 4, 6, 2, 6, 12, 128, 5, 12, 9, t_mod=24)
