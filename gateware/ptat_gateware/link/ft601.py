@@ -21,8 +21,21 @@ from typing import Any
 
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
-from migen import FSM, ClockDomainsRenamer, If, Mux, NextState, NextValue, Record, Signal
+from migen import (
+    FSM,
+    ClockDomain,
+    ClockDomainsRenamer,
+    If,
+    Mux,
+    NextState,
+    NextValue,
+    Record,
+    ResetSignal,
+    Signal,
+    Tristate,
+)
 from migen.genlib.cdc import MultiReg
+from migen.genlib.resetsync import AsyncResetSynchronizer
 
 from ptat_gateware.link.gate import Gate
 from ptat_gateware.link.mailbox import Mailbox
@@ -201,11 +214,48 @@ class Bus(LiteXModule):
             "READ",
             If(seen & ~rxf, NextState("IDLE")).Else(
                 drive["oe_rest"].eq(0),
-                If(over | ~self.room, NextState("RELEASE")).Else(drive["wr_n"].eq(0)),
+                If(over | ~self.room, NextState("YIELD")).Else(drive["wr_n"].eq(0)),
             ),
         )
-        # The chip drives the bus until it has seen WR_N.
+        # The chip drives the bus until it has seen WR_N, and while RXF_N is low.
+        fsm.act("YIELD", drive["oe_rest"].eq(0), NextState("RELEASE"))
         fsm.act("RELEASE", If(rxf, drive["oe_rest"].eq(0)).Else(NextState("IDLE")))
+
+
+# Pins ---------------------------------------------------------------------------------------------
+
+
+class FT601Pins(LiteXModule):
+    """The chip's pins on the board, and its clock: domains ``ft`` and ``ft_n``.
+
+    ``pads`` have ``clk``, ``data``, ``be``, ``txe_n``, ``rxf_n``, ``wr_n``, and ``rd_n``, ``oe_n``,
+    ``siwu_n``, ``reset_n`` where they are connected: the multi-channel mode does not use these.
+    """
+
+    def __init__(self, pads: Any, link: Record) -> None:
+        self.cd_ft = ClockDomain()
+        self.cd_ft_n = ClockDomain(reset_less=True)
+
+        # # #
+
+        self.comb += [
+            self.cd_ft.clk.eq(pads.clk),
+            self.cd_ft_n.clk.eq(~pads.clk),
+            link.txe_n.eq(pads.txe_n),
+            link.rxf_n.eq(pads.rxf_n),
+            pads.wr_n.eq(link.wr_n),
+            *(
+                getattr(pads, name).eq(1)
+                for name in ("rd_n", "oe_n", "siwu_n", "reset_n")
+                if hasattr(pads, name)
+            ),
+        ]
+        self.specials += AsyncResetSynchronizer(self.cd_ft, ResetSignal("sys"))
+        for bit in range(32):
+            enable = link.oe_status if 8 <= bit < 16 else link.oe_rest
+            self.specials += Tristate(pads.data[bit], link.data_o[bit], enable, link.data_i[bit])
+        for bit in range(4):
+            self.specials += Tristate(pads.be[bit], link.be_o[bit], link.oe_rest, link.be_i[bit])
 
 
 # Link ---------------------------------------------------------------------------------------------
