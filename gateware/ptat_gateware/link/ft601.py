@@ -32,8 +32,8 @@ from migen import (
     Record,
     ResetSignal,
     Signal,
-    Tristate,
 )
+from migen.fhdl.specials import Tristate
 from migen.genlib.cdc import MultiReg
 from migen.genlib.resetsync import AsyncResetSynchronizer
 
