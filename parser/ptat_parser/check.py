@@ -103,6 +103,8 @@ def _check_markers(
         current.skipped = "capture or kernel log is damaged"
     elif capture.gaps or log.lost_seqs or log.lost_events:
         current.skipped = "accesses or kernel events were lost"
+    elif session.board.clocks != "one":
+        current.skipped = "the channels have clocks of their own"
     if current.skipped or log is None:
         return None
     stores = _marker_stores(session)

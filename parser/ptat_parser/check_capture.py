@@ -102,7 +102,7 @@ def check_channel(
         wrong: list[tuple[int, str]] = []
         readable = np.ones(len(words), np.bool_)
         for i in range(len(words)):
-            problem = _block_problem(words[i], channel.index)
+            problem = _block_problem(words[i], channel.in_blocks)
             if problem:
                 wrong.append(((first + i) * wire.BLOCK_WORDS + problem[1], problem[0]))
                 readable[i] = False

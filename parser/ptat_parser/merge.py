@@ -2,7 +2,8 @@
 """One stream out of several: the channels of a memory system, merged in time order.
 
 A table's lines lie on all channels, and so do the markers that place its events: only the
-order of all accesses together says what a read was. The channels' clocks must be one.
+order of all accesses together says what a read was. The channels' clocks must be one, or are made
+one by pulses.
 Accesses of the same tick are put in the order of their channels.
 """
 
@@ -25,6 +26,7 @@ from ptat_parser.blocks import (
     Lost,
     MarkRecord,
 )
+from ptat_parser.pulses import AlignedReader, aligned
 from ptat_parser.session import Session
 
 U64 = npt.NDArray[np.uint64]
@@ -54,13 +56,17 @@ def open_bus(session: Session, *, salvage: bool = False, tail_may_be_cut: bool =
     readers = [
         BusReader(
             session.path / channel.file,
-            channel.index,
+            channel.in_blocks,
             salvage=salvage,
             tail_may_be_cut=tail_may_be_cut,
         )
         for channel in session.board.channels
     ]
-    return readers[0] if len(readers) == 1 else MergedReader(readers)
+    if len(readers) == 1:
+        return readers[0]
+    if session.board.clocks == "pulses":
+        return MergedReader(aligned(readers, session.board.channels, session.path))
+    return MergedReader(readers)
 
 
 class MergedReader:
@@ -73,14 +79,15 @@ class MergedReader:
     What was before is then not joined with what comes after, whichever channel that is on.
     """
 
-    def __init__(self, readers: Sequence[BusReader]) -> None:
+    def __init__(self, readers: Sequence[BusReader | AlignedReader]) -> None:
         self._readers = readers
         self.path = readers[0].path.parent / "+".join(reader.path.name for reader in readers)
         self.blocks = sum(reader.blocks for reader in readers)
         self.chunk_blocks = readers[0].chunk_blocks
-        begins = [_first_ticks(reader) for reader in readers]
+        of_one_clock = [reader for reader in readers if isinstance(reader, BusReader)]
+        begins = [_first_ticks(reader) for reader in of_one_clock]
         latest = max((ticks for ticks in begins if ticks is not None), default=0)
-        for reader, ticks in zip(readers, begins, strict=True):
+        for reader, ticks in zip(of_one_clock, begins, strict=True):
             if ticks is not None and ticks + COUNTER_TICKS // 2 < latest:
                 reader.since_ticks = COUNTER_TICKS  # of one clock: it began after the wrap
 

@@ -45,6 +45,15 @@ class Channel(msgspec.Struct, frozen=True):
     index: int
     file: str
     tick_hz: Frequency
+    stream_channel: int | None = None
+    """The channel that the blocks say; None: `index`."""
+    started_ns: tuple[int, int] | None = None
+    """Times of the host between which its board started; only to tell which pulse is which."""
+
+    @property
+    def in_blocks(self) -> int:
+        """The channel that the blocks say."""
+        return self.index if self.stream_channel is None else self.stream_channel
 
 
 class Board(msgspec.Struct, frozen=True):
@@ -54,6 +63,8 @@ class Board(msgspec.Struct, frozen=True):
     granularity_bytes: int
     channels: list[Channel]
     walk_reads: str = "psc"
+    clocks: str = "one"
+    """Of the channels: one, or several that have `pulses` in common."""
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -220,6 +231,8 @@ class Session:
             problem = "several capture channels have one number"
         elif len({channel.tick_hz for channel in channels}) != 1:
             problem = "the capture channels' clocks differ"
+        elif board.clocks not in ("one", "pulses"):
+            problem = f"board.clocks is {board.clocks!r}, not 'one' or 'pulses'"
         elif board.granularity_bytes not in (8, 16, 32, 64):
             problem = f"granularity of {board.granularity_bytes} bytes; 8, 16, 32 or 64 are known"
         elif board.walk_reads not in ("psc", "all"):
