@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
-	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop usb-guest \
+	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop usb-guest bench-boards \
 	bitstream registers mutate-gateware fresh clean
 
 help:
@@ -16,10 +16,11 @@ help:
 	@echo 'make mutate-gateware  seeded faults, each of which a test must notice'
 	@echo 'make bitstream        place and route for ECP5: clocks reached, size'
 	@echo 'make registers        the register map of the gateware'
-	@echo 'make usb-guest        ptat record on a real USB stack, with faults on the way'
+	@echo 'make usb-guest        ptat record on a real USB stack, with faults on the way; KILLS=N'
 	@echo 'make faults           what damage to a session does to its result'
 	@echo 'make fuzz             every reader against broken input; MINUTES=10'
 	@echo 'make bench            cost of the plugin, speed of the simulation'
+	@echo 'make bench-boards     what of a link reaches the disk, against a plain receiver in C'
 	@echo 'make bench-parser     speed of the parser; RECORDS=N'
 	@echo 'make fresh            make demo in bare Debian 12 and 13 (root)'
 
@@ -76,6 +77,13 @@ check-exact: setup .venv/gateware-ready
 bench: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.bench
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
+	$(PYTHON) -m ptat_testbed.bench_boards
+
+# Kills of ptat in mid-capture: KILLS=200 takes a quarter of an hour.
+KILLS ?= 10
+
+bench-boards: setup
+	@$(PYTHON) -m ptat_testbed.bench_boards
 
 RECORDS ?= 100000000
 bench-parser: .venv/ready
@@ -104,7 +112,7 @@ mutate-gateware: packages .venv/gateware-ready
 	@$(PYTHON) gateware/tests/mutate.py
 
 usb-guest: setup
-	@$(PYTHON) -m ptat_testbed.usb_guest
+	@$(PYTHON) -m ptat_testbed.usb_guest --kills $(KILLS)
 
 fresh:
 	setup/fresh.sh bookworm demo

@@ -10,9 +10,12 @@ byte, while things go wrong on the way in turn.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -24,22 +27,30 @@ from pathlib import Path
 
 import numpy as np
 
+from ptat_host.boards import stream
 from ptat_host.boards.base import RecordRequest
 from ptat_host.cli import main as main_of_ptat
-from ptat_parser import archive, wire
-from ptat_parser.blocks import seal
+from ptat_parser import wire
 from ptat_testbed import build, run, sizes
 
 SERIAL = "LOOP1"
+COMMAND = ("gups", "--bytes", "1M", "--updates", "1280")
 BLOCKS = 120
 BOARD_TIMEOUT_S = 30
-KILLS = 3
+KILLS = 10
+SLOW_US = 5000
+"""Between blocks, where ptat is killed."""
+CAPTURE_S = 1.2 * BLOCKS * SLOW_US / 1e6
+UNPLUGGED_AT = (0, 33, 80, 119)
+FULL_BLOCKS = 50
 GARBAGE_BYTES = 700
 """As testbed/board/usb.c has it."""
 
 
 def write_source(path: Path, blocks: int, seed: int) -> None:
     """A capture stream of full blocks with arbitrary accesses."""
+    from ptat_parser.blocks import seal  # numba: the guest is not to wait for it
+
     numbers = np.random.default_rng(seed)
     with path.open("wb") as file:
         for number in range(blocks):
@@ -92,6 +103,8 @@ class Case:
     expected: Callable[[list[bytes], Outcome], bool]
     """Whether what the blocks of the source became is told exactly."""
     options: Sequence[str] = ()
+    file_bytes_max: int | None = None
+    """How large files may become: a disk that gets full."""
 
 
 def _whole(blocks: list[bytes], outcome: Outcome) -> bool:
@@ -130,6 +143,15 @@ def _cut(number: int) -> Callable[[list[bytes], Outcome], bool]:
     )
 
 
+def _full(number: int) -> Callable[[list[bytes], Outcome], bool]:
+    return lambda blocks, outcome: (
+        outcome.status == 2
+        and outcome.description["complete"] is False
+        and outcome.capture == b"".join(blocks[:number])
+        and "no space left for the capture" in outcome.said
+    )
+
+
 def _lied(count: int) -> Callable[[list[bytes], Outcome], bool]:
     return lambda blocks, outcome: (
         outcome.status == 2
@@ -161,42 +183,60 @@ CASES = (
         _with(lambda outcome: outcome.link["duplicate_blocks"] == 1),
     ),
     Case("missing block", ("drop:70",), _one_missing(70), ("--strict",)),
-    Case("unplugged", ("unplug:80",), _cut(80)),
+    *(Case(f"unplugged at {at}", (f"unplug:{at}",), _cut(at)) for at in UNPLUGGED_AT),
+    Case("disk full", (), _full(FULL_BLOCKS), (), FULL_BLOCKS * wire.BLOCK_BYTES),
     Case("lies about its length", ("lie:5",), _lied(5)),
     Case("other wire version", ("wire:2",), _refused("wire format 2")),
     Case("no channel", ("channels:0",), _refused("no channel")),
 )
 
 
-class _Board:
+def _devices() -> list[Path]:
+    """Where the kernel shows the pretend board, while it is plugged in."""
+    found = []
+    for path in Path("/sys/bus/usb/devices").glob("*/serial"):
+        with contextlib.suppress(OSError):  # it is being unplugged
+            if path.read_text().strip() == SERIAL:
+                found.append(path.parent)
+    return found
+
+
+def usb_node() -> Path:
+    """The device file of the pretend board."""
+    (device,) = _devices()
+    numbers = [int((device / name).read_text()) for name in ("busnum", "devnum")]
+    return Path("/dev/bus/usb") / "/".join(f"{number:03}" for number in numbers)
+
+
+class UsbBoard:
     """A running pretend board that has been enumerated."""
 
     def __init__(self, program: Path, source: Path, faults: Sequence[str]) -> None:
         self._process = subprocess.Popen([program, "usb", SERIAL, source, *faults])
         deadline = time.monotonic() + BOARD_TIMEOUT_S
-        while not any(
-            path.read_text().strip() == SERIAL
-            for path in Path("/sys/bus/usb/devices").glob("*/serial")
-        ):
+        while not _devices():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("the board did not appear on USB")
             time.sleep(0.05)
 
-    def __enter__(self) -> _Board:
+    def __enter__(self) -> UsbBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         # Its device goes with it; the next one must not be taken for it.
-        while any(Path("/sys/bus/usb/devices").glob("*/serial")) and any(
-            path.read_text().strip() == SERIAL
-            for path in Path("/sys/bus/usb/devices").glob("*/serial")
-        ):
+        while _devices():
             time.sleep(0.05)
 
 
-def _start(session: Path, options: Sequence[str], command: Sequence[str], said: Path) -> int:
+def _start(
+    session: Path,
+    options: Sequence[str],
+    command: Sequence[str],
+    said: Path,
+    file_bytes_max: int | None = None,
+) -> int:
     """Start ``ptat record`` in a process; return its id.
 
     It is a fork of this one: in an emulator, importing all anew takes longer than recording.
@@ -206,29 +246,32 @@ def _start(session: Path, options: Sequence[str], command: Sequence[str], said: 
         return child
     os.setsid()
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    if file_bytes_max is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
     board = f"usb:{SERIAL}"
     status = main_of_ptat(
-        ["record", "--board", board, "-o", str(session), *options, "--", *command]
+        ["record", "--board", board, "-o", str(session), "--no-archive", *options, "--", *command]
     )
     sys.stderr.flush()
     os._exit(status)
 
 
-def _record(session: Path, options: Sequence[str], command: Sequence[str]) -> Outcome:
+def _record(
+    session: Path,
+    options: Sequence[str],
+    command: Sequence[str],
+    file_bytes_max: int | None = None,
+) -> Outcome:
     begun_s = time.monotonic()
     said = session.with_suffix(".stderr")
-    _, status = os.waitpid(_start(session, options, command, said), 0)
+    _, status = os.waitpid(_start(session, options, command, said, file_bytes_max), 0)
     seconds = time.monotonic() - begun_s
     described = session / "session.json"
-    capture = b""
-    if described.exists():
-        plain = session.with_suffix(".raw")
-        archive.unpack(session / "bus.0.ptb", plain)
-        capture = plain.read_bytes()
+    capture = session / "bus.0.raw"
     return Outcome(
         os.waitstatus_to_exitcode(status),
         said.read_text(),
-        capture,
+        capture.read_bytes() if capture.exists() else b"",
         json.loads(described.read_text()) if described.exists() else {},
         seconds,
     )
@@ -253,26 +296,50 @@ def _log_is_whole(session: Path) -> bool:
     return subprocess.run(command, env=env, check=False).returncode == 0
 
 
-def _kill(session: Path, program: Path, source: Path, after_blocks: int) -> bool:
-    """Kill ptat in mid-capture: what is in the file must be the source's beginning."""
-    with _Board(program, source, ("slow:5000",)):
-        ptat = _start(session, (), ("sleep", "600"), session.with_suffix(".stderr"))
-        capture = session / "bus.0.raw"
-        while not capture.exists() or capture.stat().st_size < after_blocks * wire.BLOCK_BYTES:
+def _two_hosts(sessions: Path, program: Path, source: Path) -> bool:
+    """A second ptat is refused, and the first goes on."""
+    first, second = sessions / "first", sessions / "second"
+    with UsbBoard(program, source, (f"slow:{SLOW_US}",)):
+        ptat = _start(first, (), ("sleep", "8"), first.with_suffix(".stderr"))
+        while not (first / "bus.0.raw").exists():
             if os.waitpid(ptat, os.WNOHANG)[0]:
                 return False
             time.sleep(0.005)
-        os.killpg(ptat, signal.SIGKILL)
-        os.waitpid(ptat, 0)
-    described = json.loads((session / "session.json").read_text())
+        refused = _record(second, (), COMMAND)
+        _, status = os.waitpid(ptat, 0)
     return (
-        source.read_bytes().startswith(capture.read_bytes())
-        and described["complete"] is False
-        and described["region"]["size_bytes"] > 0
+        refused.status == 2
+        and "in use by another program" in refused.said
+        and not refused.description
+        and status == 0
+        and (first / "bus.0.raw").read_bytes() == source.read_bytes()
     )
 
 
-def inside(program: Path, directory: Path, only: str | None) -> int:
+def _kill(session: Path, program: Path, source: Path, after_s: float) -> bool:
+    """Kill ptat so long after its capture began: what is in the file is the source's beginning."""
+    with UsbBoard(program, source, (f"slow:{SLOW_US}",)):
+        ptat = _start(session, (), ("sleep", "600"), session.with_suffix(".stderr"))
+        capture = session / "bus.0.raw"
+        while not capture.exists():
+            if os.waitpid(ptat, os.WNOHANG)[0]:
+                return False
+            time.sleep(0.005)
+        time.sleep(after_s)
+        os.killpg(ptat, signal.SIGKILL)
+        os.waitpid(ptat, 0)
+    data = capture.read_bytes()
+    # All that is whole is the source's, and can be read; what it is of is said.
+    stream.tidy(capture)
+    described = json.loads((session / "session.json").read_text())
+    return (
+        source.read_bytes().startswith(data)
+        and capture.stat().st_size == len(data) // wire.BLOCK_BYTES * wire.BLOCK_BYTES
+        and described["complete"] is False
+    )
+
+
+def inside(program: Path, directory: Path, only: str | None, kills: int) -> int:
     """All cases; the last line of stdout is a JSON object."""
     source = directory / "source.raw"
     data = source.read_bytes()
@@ -292,8 +359,8 @@ def inside(program: Path, directory: Path, only: str | None) -> int:
         if only is not None and not re.search(only, case.name):
             continue
         session = sessions / str(number)
-        with _Board(program, source, case.faults):
-            outcome = _record(session, case.options, ("gups", "--bytes", "1M", "--updates", "1280"))
+        with UsbBoard(program, source, case.faults):
+            outcome = _record(session, case.options, COMMAND, case.file_bytes_max)
         fine = case.expected(blocks, outcome)
         if case.name == "nothing":
             fine = fine and _log_is_whole(session)
@@ -302,11 +369,15 @@ def inside(program: Path, directory: Path, only: str | None) -> int:
             print(outcome.status, outcome.said, outcome.description, flush=True)
         captured += len(outcome.capture) // size
         lost += outcome.link.get("missing_inside", 0) + outcome.link.get("missing_at_end", 0)
-    for number in range(KILLS):
-        after = (number + 1) * len(blocks) // (KILLS + 1)
-        name = f"killed after {after} blocks"
-        if only is None or re.search(only, name):
-            tell(name, _kill(sessions / f"k{number}", program, source, after), "")
+    if only is None or re.search(only, "two hosts"):
+        tell("two hosts", _two_hosts(sessions, program, source), "")
+    survived = 0
+    if only is None or re.search(only, "killed"):
+        numbers = random.Random(kills)
+        for number in range(kills):
+            after_s = numbers.random() * CAPTURE_S
+            survived += _kill(sessions / f"k{number}", program, source, after_s)
+        tell("killed", survived == kills, f"{survived} of {kills} sessions can be read")
     print(
         json.dumps(
             {
@@ -324,40 +395,21 @@ def inside(program: Path, directory: Path, only: str | None) -> int:
 # On the host --------------------------------------------------------------------------------------
 
 
-_PACK = """
-import sys, pathlib
-from ptat_parser import archive
-source, packed, plain = map(pathlib.Path, sys.argv[1:])
-archive.pack(source, packed)
-archive.unpack(packed, plain)
-"""
-
-
-def _compile_here(directory: Path) -> dict[str, str]:
-    """Have numba compile what archives captures, for the guest's CPU too, which would take minutes.
-
-    :returns: the environment in which the guest finds it.
-    """
-    env = {
-        **os.environ,
-        "NUMBA_CPU_NAME": "x86-64",
-        "NUMBA_CPU_FEATURES": "",
-        "NUMBA_CACHE_DIR": str(build.cache_root() / "numba-guest"),
-    }
-    files = [str(directory / name) for name in ("source.raw", "packed.ptb", "plain.raw")]
-    subprocess.run([sys.executable, "-c", _PACK, *files], env=env, check=True)
-    return env
-
-
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="ptat_testbed.usb_guest", description=__doc__)
     parser.add_argument("--inside", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only", metavar="REGEX", help="cases whose names match (default: all)")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=KILLS,
+        help=f"how often ptat is killed, anywhere in a capture (default: {KILLS})",
+    )
     arguments = parser.parse_args()
     if arguments.inside:
         program, directory = arguments.inside
-        return inside(program, directory, arguments.only)
+        return inside(program, directory, arguments.only, arguments.kills)
 
     with tempfile.TemporaryDirectory(prefix="ptat-usb-") as temporary:
         directory = Path(temporary)
@@ -365,15 +417,17 @@ def main() -> int:
         session = directory / "session"
         session.mkdir()
         program = build.pretend_board()
-        env = _compile_here(directory)
         only = ["--only", arguments.only] if arguments.only else []
         me = [sys.executable, "-m", "ptat_testbed.usb_guest"]
         recording = run.Recording(
             RecordRequest(
-                argv=[*me, "--inside", str(program), str(directory), *only],
+                argv=[
+                    *(*me, "--inside", str(program), str(directory), *only),
+                    *("--kills", str(arguments.kills)),
+                ],
                 session_dir=session,
                 cwd=Path("/"),
-                env=env,
+                env=dict(os.environ),
                 children=False,
                 options={"cpus": "2"},
             ),
