@@ -2,6 +2,7 @@
 """Fixtures shared by the host's tests."""
 
 import importlib.util
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,12 @@ from types import ModuleType
 
 import pytest
 
+from ptat_parser import wire
+from ptat_parser.blocks import BlockWriter
+
 HOST = Path(__file__).parent.parent
 WORKLOADS = HOST / "workloads"
+BOARD = HOST.parent / "testbed" / "board"
 SYNTHETIC = HOST.parent / "parser" / "tests" / "synthetic.py"
 
 
@@ -20,6 +25,28 @@ def workloads(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("workloads")
     subprocess.run(["make", "--silent", "-C", WORKLOADS, f"OUT={out}"], check=True)
     return out
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory) -> Path:
+    """A board without hardware: ``program udp PORT FILE [FAULT[:N]]…``."""
+    build = tmp_path_factory.mktemp("board")
+    subprocess.run(["make", "-s", "-C", BOARD, f"BUILD={build}"], check=True)
+    return build / "pretend-board"
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory) -> Path:
+    """A capture stream of 120 blocks."""
+    path = tmp_path_factory.mktemp("source") / "bus.0.raw"
+    numbers = random.Random(5)
+    with path.open("wb") as file, BlockWriter(file) as writer:
+        ticks = 0
+        while writer.blocks < 119:
+            ticks += numbers.randrange(100)
+            writer.access(ticks, numbers.randrange(1 << 30) * 8)
+    assert path.stat().st_size == 120 * wire.BLOCK_BYTES
+    return path
 
 
 @pytest.fixture(scope="session")

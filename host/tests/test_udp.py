@@ -23,30 +23,10 @@ from ptat_host.protocol import Command, Window
 from ptat_parser import wire
 from ptat_parser.blocks import BlockWriter, BusReader
 
-SOURCE = Path(__file__).parents[2] / "testbed" / "board"
 BLOCKS = 120
+"""Of the fixture `source`."""
 
 Start = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory) -> Path:
-    build = tmp_path_factory.mktemp("board")
-    subprocess.run(["make", "-s", "-C", SOURCE, f"BUILD={build}"], check=True)
-    return build / "pretend-board"
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("source") / "bus.0.raw"
-    numbers = random.Random(5)
-    with path.open("wb") as file, BlockWriter(file) as writer:
-        ticks = 0
-        while writer.blocks < BLOCKS - 1:
-            ticks += numbers.randrange(100)
-            writer.access(ticks, numbers.randrange(1 << 30) * 8)
-    assert path.stat().st_size == BLOCKS * wire.BLOCK_BYTES
-    return path
 
 
 @pytest.fixture

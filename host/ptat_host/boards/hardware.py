@@ -28,6 +28,7 @@ from ptat_host.boards.client import Capture, Client, Link
 from ptat_host.protocol import Command, Identity, Window
 from ptat_host.sizes import format_size
 from ptat_parser import wire
+from ptat_parser.errors import PtatError
 
 if TYPE_CHECKING:
     from ptat_host.calibrate import Program
@@ -270,7 +271,7 @@ class BoardSet:
         try:
             with self._taps() as taps:
                 return self._record(taps, request)
-        except BoardError:
+        except PtatError:
             _discard(request.session_dir)
             raise
 

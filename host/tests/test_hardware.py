@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat record`` with boards on UDP; only the machine that is traced is made up."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from ptat_host import live
+from ptat_host.cli import main
+from ptat_host.live import Run
+
+REGION = {
+    "base": 0x4000_0000,
+    "size_bytes": 0x100_0000,
+    "marker_slots": 1024,
+    "marker_stride_bytes": 64,
+    "levels": "pte+pmd",
+}
+
+
+class Machine:
+    """As `live.LiveMachine`, but nothing is traced."""
+
+    region = REGION
+    kernel: ClassVar[dict[str, Any]] = {"release": "6.12", "tsc_hz": 10**9, "cpus": 1, "events": []}
+    cpu: ClassVar[dict[str, Any]] = {"name": "none"}
+
+    def __init__(self, request, tsc) -> None:
+        self.request = request
+        (request.session_dir / "kernel").mkdir()
+
+    def __enter__(self) -> "Machine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, tick: Callable[[], str | None]) -> Run:
+        child = subprocess.Popen(self.request.argv)
+        failure = None
+        while child.poll() is None:
+            failure = failure or tick()
+            if failure:
+                child.terminate()
+                child.wait()
+        return Run(exit_status=child.returncode, failure=failure)
+
+    def aftermath(self) -> dict[str, Any]:
+        return {"stat": {}, "check": None, "warnings": []}
+
+
+@pytest.fixture
+def boards(program, source, monkeypatch, tmp_path) -> Iterator[Callable[..., list[str]]]:
+    """Starts a board for each list of faults; returns the options that name them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "LiveMachine", Machine)
+    running = []
+
+    def start(*faults: list[str]) -> list[str]:
+        options = []
+        for each in faults:
+            board = subprocess.Popen(
+                [program, "udp", "0", source, *each], stdout=subprocess.PIPE, text=True
+            )
+            running.append(board)
+            options += ["--board", f"udp:127.0.0.1:{board.stdout.readline().strip()}"]
+        return options
+
+    yield start
+    for board in running:
+        board.kill()
+        board.wait()
+        board.stdout.close()
+
+
+def record(options: list[str], *more: str) -> tuple[int, dict[str, Any]]:
+    status = main(["record", "-o", "out", "--no-archive", *options, *more, "--", "sleep", "0.3"])
+    described = Path("out/session.json")
+    return status, json.loads(described.read_text()) if described.exists() else {}
+
+
+def test_one_board(boards, source):
+    status, found = record(boards([]), "--strict")
+    assert status == 0
+    assert found["complete"] is True
+    (channel,) = found["board"]["channels"]
+    assert (channel["board"], channel["git_hash"][:4]) == ("pretend", "1234")
+    assert "clocks" not in found["board"]
+    assert channel["link"] == found["board"]["link"]
+    assert channel["link"]["blocks"] == 120
+    assert found["region"] == REGION
+    assert Path("out/bus.0.raw").read_bytes() == source.read_bytes()
+
+
+def test_two_boards(boards, source):
+    status, found = record(boards(["lose:50"], ["slow:100"]), "--strict")
+    assert status == 0
+    board = found["board"]
+    assert board["clocks"] == "pulses"
+    assert board["name"].count("udp:127.0.0.1:") == 2
+    assert [channel["index"] for channel in board["channels"]] == [0, 1]
+    assert board["link"]["blocks"] == 240
+    for channel in board["channels"]:
+        # Both boards call their channel 0.
+        assert channel["stream_channel"] == 0
+        before_ns, after_ns = channel["started_ns"]
+        assert 0 < after_ns - before_ns < 5e9
+        assert Path("out", channel["file"]).read_bytes() == source.read_bytes()
+    assert board["channels"][0]["link"]["out_of_order_datagrams"] > 0
+
+
+def test_one_of_two_vanishes(boards, source, capsys):
+    options = boards([], ["unplug:40", "slow:3000"])
+    status, found = record(options)
+    assert status == 2
+    assert found["complete"] is False
+    assert "does not answer" in found["incomplete_reason"]
+    assert options[-1] in capsys.readouterr().err
+    # What came is there, of both.
+    assert Path("out/bus.0.raw").read_bytes() == source.read_bytes()
+    rest = Path("out/bus.1.raw").read_bytes()
+    assert 20 * 8192 < len(rest) <= 40 * 8192
+    assert source.read_bytes().startswith(rest)
+
+
+def test_losses_name_their_board(boards, capsys):
+    options = boards([], ["lie:3"])
+    status, found = record(options)
+    assert status == 2
+    assert found["incomplete_reason"] == f"{options[-1]}: the last 3 blocks did not arrive"
+    assert f"lost {options[-1]}: 3 of 123 blocks" in capsys.readouterr().err
+    assert [channel["link"]["missing_at_end"] for channel in found["board"]["channels"]] == [0, 3]
+
+
+def test_a_mapping_is_for_its_region(boards, capsys):
+    columns = [hex(1 << i) for i in range(36)]
+    mapping = {
+        "format": "ptat-mapping",
+        "version": 1,
+        "region": {"base": REGION["base"], "size_bytes": REGION["size_bytes"]},
+        "channels": [{"board": "", "columns": columns, "always": "0x0"}],
+    }
+    Path("map.json").write_text(json.dumps(mapping))
+    options = boards([])
+    assert record(options, "--mapping", "map.json")[0] == 0
+    mapping["region"]["base"] = 0x8000_0000
+    Path("map.json").write_text(json.dumps(mapping))
+    status = main(["record", "-o", "no", *options, "--mapping", "map.json", "--", "true"])
+    assert status == 2
+    assert "calibrate again with this region" in capsys.readouterr().err
+    assert not Path("no").exists()
