@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
-	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop usb-guest bench-boards \
+	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop usb-guest calibrate bench-boards \
 	bitstream registers mutate-gateware fresh clean
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make bitstream        place and route for ECP5: clocks reached, size'
 	@echo 'make registers        the register map of the gateware'
 	@echo 'make usb-guest        ptat record on a real USB stack, with faults on the way; KILLS=N'
+	@echo 'make calibrate        learn the simulated controllers'"'"' mapping, and record with it'
 	@echo 'make faults           what damage to a session does to its result'
 	@echo 'make fuzz             every reader against broken input; MINUTES=10'
 	@echo 'make bench            cost of the plugin, speed of the simulation'
@@ -81,6 +82,9 @@ bench: setup .venv/gateware-ready
 
 # Kills of ptat in mid-capture: KILLS=200 takes a quarter of an hour.
 KILLS ?= 10
+
+calibrate: packages setup .venv/gateware-ready
+	@$(PYTHON) -m ptat_testbed.calibrated
 
 bench-boards: setup
 	@$(PYTHON) -m ptat_testbed.bench_boards
