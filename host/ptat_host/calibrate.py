@@ -90,9 +90,18 @@ class Calibration:
                 inverse = " inverted" if self.inverted[name][i] else ""
                 lines.append(f"{name} {i} = {' ^ '.join(terms)}{inverse}")
         lines.append(f"determined address bits: {_ranges(self.determined) or 'none'}")
+        for parity in (0, 1):
+            alone = [
+                mask for mask, found in self.constant if found == parity and mask.bit_count() == 1
+            ]
+            bits = sorted(mask.bit_length() - 1 for mask in alone)
+            if bits:
+                was = "were" if len(bits) > 1 else "was"
+                lines.append(f"not determined: {_ranges(bits)} {was} always {parity}")
         for mask, parity in self.constant:
-            bits = [str(bit) for bit in _bits(mask)]
-            lines.append(f"not determined: {' ^ '.join(bits)} was always {parity}")
+            if mask.bit_count() > 1:
+                terms = " ^ ".join(str(bit) for bit in _bits(mask))
+                lines.append(f"not determined: {terms} was always {parity}")
         lines.append(f"{self.disagreeing} of {self.observations} observations were of other reads")
         return lines
 

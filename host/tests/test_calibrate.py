@@ -190,6 +190,11 @@ def test_the_result_in_words():
     assert "bank 0 = 13 ^ 17" in lines
     assert "determined address bits: 3-27" in lines
     assert "not determined: 30 was always 1" in lines
+    assert "not determined: 28-29, 31-38 were always 0" in lines
+    # One channel of two: only XORs are known.
+    mapping = dram.preset("ivy-bridge", 2)
+    lines = calibrate.solve(*read(mapping, first, size, channel=0, count=1500)[:2]).describe()
+    assert "not determined: 7 ^ 8 ^ 9 ^ 12 ^ 13 ^ 18 ^ 19 was always 0" in lines
 
 
 def test_lengths_that_differ():
