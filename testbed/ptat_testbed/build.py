@@ -141,7 +141,7 @@ def workloads() -> Path:
 
 
 def pretend_board() -> Path:
-    """The program that plays a board, with the firmware's own logic."""
+    """The program that plays a board, with the firmware's own logic; `receive` is beside it."""
     sources = [*BOARD.iterdir(), *FIRMWARE.glob("*.[ch]"), PROTOCOL]
     return _made("pretend-board", BOARD, sources, "BUILD") / "pretend-board"
 

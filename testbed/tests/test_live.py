@@ -15,13 +15,11 @@ from ptat_testbed import build, usb_guest
 pytestmark = pytest.mark.guest
 
 BLOCKS = 60
-INNER_TIMEOUT_S = 240
-"""It takes half a minute; compiling anything there takes longer than this."""
 
 SCRIPT = """
 "$1" udp 0 "$2" >/tmp/port &
-while ! read -r port </tmp/port; do sleep 0.1; done
-timeout {timeout} "$3" -m ptat_host.cli record --no-archive --board "udp:127.0.0.1:$port" \\
+while ! read -r port 2>/dev/null </tmp/port; do sleep 0.1; done
+"$3" -m ptat_host.cli record --no-archive --board "udp:127.0.0.1:$port" \\
     -o /tmp/inner -- gups --bytes 1M --updates 1280 >&2
 status=$?
 kill %1
@@ -33,9 +31,8 @@ exit $status
 def test_a_machine_traces_itself(tmp_path):
     source = tmp_path / "source.raw"
     usb_guest.write_source(source, BLOCKS, seed=2)
-    script = SCRIPT.format(timeout=INNER_TIMEOUT_S)
     outer = ["record", "--no-archive", "-o", str(tmp_path / "outer"), "--cpus", "2", "--"]
-    inner = ["bash", "-c", script, "-", str(build.pretend_board()), str(source), sys.executable]
+    inner = ["bash", "-c", SCRIPT, "-", str(build.pretend_board()), str(source), sys.executable]
     done = subprocess.run(
         [sys.executable, "-m", "ptat_host.cli", *outer, *inner],
         capture_output=True,
