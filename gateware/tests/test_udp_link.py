@@ -8,6 +8,7 @@ import heapq
 import itertools
 import random
 import struct
+import zlib
 from collections import deque
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ from ptat_gateware.link.store import BlockRAMPorts, ChunkStore
 from ptat_gateware.link.udp import UDPLink
 from ptat_host import protocol
 from ptat_host.protocol import Command, Frame
+from ptat_host.protocol import encode_acknowledgement as acknowledgement
 from ptat_parser import wire
 
 pytestmark = needs_verilator
@@ -53,7 +55,6 @@ class Top(LiteXModule):
             "rx_valid": rx.valid,
             "rx_data": rx.data,
             "rx_last": rx.last,
-            "rx_error": rx.error,
             "rx_length": rx.length,
             "rx_ip": rx.ip_address,
             "rx_port": rx.src_port,
@@ -140,24 +141,19 @@ class Host:
             return None
         self.due, self.since_ack = now + self.pace, 0
         self.limit = max(self.limit, self.next + self.room)
-        ranges: list[list[int]] = []
+        ranges: list[tuple[int, int]] = []
         for seq in range(self.next, max(self.chunks, default=-1)):
             if seq not in self.chunks:
                 if ranges and sum(ranges[-1]) == seq:
-                    ranges[-1][1] += 1
+                    ranges[-1] = (ranges[-1][0], ranges[-1][1] + 1)
                 else:
-                    ranges.append([seq, 1])
+                    ranges.append((seq, 1))
         del ranges[protocol.ACK_RANGES_MAX :]
         return acknowledgement(self.number, self.next, self.room, ranges)
 
     @property
     def stream(self) -> bytes:
         return b"".join(self.chunks[seq] for seq in range(self.next))
-
-
-def acknowledgement(host: int, next_: int, window: int, ranges: list[list[int]]) -> bytes:
-    head = protocol.ACK_HEADER.pack(protocol.ACK_MAGIC, host, next_, window, len(ranges))
-    return head + b"".join(protocol.ACK_RANGE.pack(*entry) for entry in ranges)
 
 
 class World:
@@ -183,7 +179,7 @@ class World:
         self.answers: list[tuple[tuple[int, int], bytes]] = []
         self.words: deque[int] = deque()
         self.now = 0
-        self._in: deque[tuple[int, int, int, int, int, int]] = deque()
+        self._in: deque[tuple[int, int, int, int, int]] = deque()
         self._out = bytearray()
         self._clock = np.ones(1, np.uint8)
         self.sent_blocks = 0
@@ -194,8 +190,8 @@ class World:
         if self.words and self.chance.random() < self.supply:
             pins |= {"offer": 1, "word": self.words[0]}
         if self._in:
-            data, last, error, length, ip, port = self._in[0]
-            pins |= {"rx_valid": 1, "rx_data": data, "rx_last": last, "rx_error": error}
+            data, last, length, ip, port = self._in[0]
+            pins |= {"rx_valid": 1, "rx_data": data, "rx_last": last}
             pins |= {"rx_length": length, "rx_ip": ip, "rx_port": port}
         pins["tx_ready"] = self.chance.random() < self.ready
         seen = {k: int(v[0]) for k, v in self.bench.run(self._clock, **pins).items()}
@@ -231,13 +227,13 @@ class World:
         for where, data in self.down.arrived(self.now):
             self.receive(where, data)
 
-    def receive(self, where: tuple[int, int], data: bytes, error: int = 0) -> None:
+    def receive(self, where: tuple[int, int], data: bytes) -> None:
         """A datagram reaches the board."""
         padded = data + bytes(-len(data) % 4)
         words = struct.unpack(f"<{len(padded) // 4}I", padded)
         for i, word in enumerate(words):
             last = i == len(words) - 1
-            self._in.append((word, int(last), error * last, len(data), *where))
+            self._in.append((word, int(last), len(data), *where))
 
     # Firmware ---------------------------------------------------------------------------------
 
@@ -346,7 +342,7 @@ def test_chunks_are_whole_and_right_however_often_they_are_asked_for(seed: int) 
 
     def greedy(now: int) -> bytes | None:
         message = plain(now)
-        return message and acknowledgement(host.number, host.next, 64, [[host.next, 3]])
+        return message and acknowledgement(host.number, host.next, 64, [(host.next, 3)])
 
     host.acknowledgement = greedy  # type: ignore[method-assign]
     world.finish(host)
@@ -457,16 +453,21 @@ def test_what_is_no_frame_leaves_the_mailbox_usable() -> None:
     assert world.request() == frame
 
 
+def sealed(data: bytes) -> bytes:
+    """With the right CRC behind it."""
+    return data + protocol.CRC.pack(zlib.crc32(data))
+
+
 def test_acknowledgements_that_lie_do_no_harm() -> None:
     """Any numbers in them, cut, of another host, or damaged on the way."""
     world = World(8, chunks=16, lose=0.1)
     host = connect(world, pace=2000)
     chance = random.Random(8)
     stream = world.feed(8)
-    liar, good = OTHER, host.number
+    good = host.number
     while world.words:
         numbers = [0, 1, host.next, host.next + 40, 1 << 31, (1 << 32) - 1]
-        some = [[chance.choice(numbers), chance.choice(numbers)] for _ in range(3)]
+        some = [(chance.choice(numbers), chance.choice(numbers)) for _ in range(3)]
         kind = chance.randrange(6)
         if kind == 0:  # of another host
             lie = acknowledgement(good ^ 1, host.next + chance.randrange(60), 64, some)
@@ -477,13 +478,16 @@ def test_acknowledgements_that_lie_do_no_harm() -> None:
             lie = acknowledgement(good, host.next, 64, some)
         elif kind == 3:  # cut
             lie = acknowledgement(good, host.next + 5, 64, some)
-            lie = lie[: chance.randrange(4, len(lie), 4)]
+            lie = sealed(lie[: chance.randrange(4, len(lie) - 4, 4)])
         elif kind == 4:  # longer than it says, or than anything
             lie = acknowledgement(good, host.next + 5, 64, some * chance.choice([2, 100]))
-            lie = lie[:16] + struct.pack("<I", chance.choice([0, 1, 65, 1 << 30])) + lie[20:]
-        else:  # damaged, as the MAC saw
-            lie = acknowledgement(good, host.next + 9, 64, [])
-        world.receive(liar, lie, error=int(kind == 5))
+            number = struct.pack("<I", chance.choice([0, 1, 65, 128, 1 << 30]))
+            lie = sealed(lie[:16] + number + lie[20:-4])
+        else:  # damaged on the way
+            lie = acknowledgement(good, host.next, 64, some)
+            bit = chance.randrange(64, 8 * len(lie))
+            lie = (int.from_bytes(lie, "little") ^ 1 << bit).to_bytes(len(lie), "little")
+        world.receive(OTHER, lie)
         for _ in range(chance.randrange(900)):
             world.step()
     world.finish(host)

@@ -411,6 +411,21 @@ def encode_windows(windows: Sequence[tuple[int, int, Window]], sample_one_in: in
     return payload
 
 
+def encode_acknowledgement(
+    host: int, next_: int, window: int, ranges: Sequence[tuple[int, int]] = ()
+) -> bytes:
+    """A datagram that says what of the stream has arrived.
+
+    :param next_: all before this sequence number has; not wrapped.
+    :param window: how many datagrams from there on there is room for.
+    :param ranges: what is missing: first sequence number (not wrapped), how many.
+    """
+    message = ACK_HEADER.pack(ACK_MAGIC, host, next_ % 2**32, window, len(ranges))
+    for first, count in ranges:
+        message += ACK_RANGE.pack(first % 2**32, count)
+    return message + CRC.pack(zlib.crc32(message))
+
+
 def decode_eyes(payload: bytes) -> tuple[int, int, list[Eye]]:
     """Number of pins, first pin of these, their eyes.
 

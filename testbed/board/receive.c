@@ -76,8 +76,9 @@ static void put(int file, const void *data, size_t size)
 
 static void acknowledge(int fd, uint32_t next)
 {
-	uint32_t ack[] = { PTAT_PROTO_ACK_MAGIC, HOST, next, WINDOW, 0 };
+	uint32_t ack[] = { PTAT_PROTO_ACK_MAGIC, HOST, next, WINDOW, 0, 0 };
 
+	ack[5] = frame_crc(0, ack, PTAT_PROTO_ACK_HEADER_BYTES);
 	send(fd, ack, sizeof(ack), 0);
 }
 

@@ -2,6 +2,7 @@
 /* The stream over UDP, as docs/protocol.md has it, and a network that loses some. */
 #define _GNU_SOURCE
 #include "board.h"
+#include "frame.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -137,7 +138,12 @@ static void take_all(struct stream *stream, int timeout_ms)
 			continue;
 		if (magic == PTAT_PROTO_ACK_MAGIC) {
 			struct ack ack = { 0 };
+			uint32_t crc;
 
+			size -= sizeof(crc);
+			memcpy(&crc, in + size, sizeof(crc));
+			if (frame_crc(0, in, size) != crc)
+				continue;
 			memcpy(&ack, in, (size_t)size < sizeof(ack) ? (size_t)size : sizeof(ack));
 			take_ack(stream, &ack, size);
 			continue;

@@ -19,12 +19,12 @@ from liteeth.common import eth_udp_user_description
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRStatus
-from migen import FSM, Array, If, Memory, Mux, NextState, NextValue, Signal
+from migen import FSM, Array, Cat, Constant, If, Memory, Mux, NextState, NextValue, Signal
 
 from ptat_gateware.link.gate import Gate
 from ptat_gateware.link.mailbox import FRAME_WORDS, Mailbox
 from ptat_gateware.link.store import CHUNK_BYTES, CHUNK_WORDS, ChunkStore
-from ptat_gateware.pack import WORD_BITS
+from ptat_gateware.pack import CRC_BITS, CRC_ONES, WORD_BITS, crc_next
 
 # Of `ptat_host.protocol`; a test holds them against it.
 UDP_PORT = 0x5054
@@ -112,19 +112,22 @@ class Receiver(LiteXModule):
         # Acknowledgements ---------------------------------------------------------------------
 
         good, take = Signal(), Signal()
-        count = Signal(32)
+        count = Signal.like(self.ranges)
+        crc = Signal(CRC_BITS)
         write = memory.get_port(write_capable=True)
         self.specials += memory, write
         self.comb += [
             write.adr.eq(index - ACK_HEADER_WORDS),
             write.dat_w.eq(word),
-            write.we.eq(sink.valid & is_ack & take & (index >= ACK_HEADER_WORDS)),
+            # The last word is the CRC.
+            write.we.eq(sink.valid & is_ack & take & (index >= ACK_HEADER_WORDS) & ~sink.last),
             self.ranges.eq(Mux(take, count, 0)),
         ]
         self.sync += [
             self.acknowledged.eq(0),
             If(
                 sink.valid & is_ack,
+                crc.eq(Cat(*crc_next(Mux(first, Constant(CRC_ONES, CRC_BITS), crc), word))),
                 If(first, take.eq(~self.busy), good.eq(1)),
                 If((index == 1) & (word != peer.host), good.eq(0)),
                 If(index == 2, self.next.eq(word)),
@@ -135,21 +138,16 @@ class Receiver(LiteXModule):
                     # What is too long must not reach the memory's end, and come round.
                     If(
                         (word > ACK_RANGES_MAX)
-                        | (sink.length != 4 * ACK_HEADER_WORDS + (word[: len(self.ranges)] << 3)),
+                        | (sink.length != 4 * (ACK_HEADER_WORDS + 1) + (word[: len(count)] << 3)),
                         good.eq(0),
                         take.eq(0),
                     ),
                 ),
+                # LiteEth does not tell of frames that were damaged.
                 If(
                     sink.last,
                     self.acknowledged.eq(
-                        good
-                        & (sink.error == 0)
-                        & Mux(
-                            index == ACK_HEADER_WORDS - 1,
-                            word == 0,
-                            index == ACK_HEADER_WORDS - 1 + 2 * count[: len(self.ranges)],
-                        )
+                        good & (index == ACK_HEADER_WORDS + (count << 1)) & (word == ~crc)
                     ),
                 ),
             ),

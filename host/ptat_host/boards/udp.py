@@ -396,11 +396,7 @@ class UdpCapture:
                 chunk += 1
         # The slot of the next datagram must be free of what is not yet written.
         window = WINDOW_CHUNKS - (self._next - self._written) - 1
-        message = protocol.ACK_HEADER.pack(
-            protocol.ACK_MAGIC, self._host, self._next % _SEQ, window, len(ranges)
-        )
-        for first, count in ranges:
-            message += protocol.ACK_RANGE.pack(first % _SEQ, count)
+        message = protocol.encode_acknowledgement(self._host, self._next, window, ranges)
         with contextlib.suppress(OSError):  # as if it had been lost
             self._socket.send(message)
 
