@@ -100,8 +100,8 @@ class Calibration:
                 lines.append(f"not determined: {_ranges(bits)} {was} always {parity}")
         for mask, parity in self.constant:
             if mask.bit_count() > 1:
-                terms = " ^ ".join(str(bit) for bit in _bits(mask))
-                lines.append(f"not determined: {terms} was always {parity}")
+                together = " ^ ".join(str(bit) for bit in _bits(mask))
+                lines.append(f"not determined: {together} was always {parity}")
         lines.append(f"{self.disagreeing} of {self.observations} observations were of other reads")
         return lines
 

@@ -61,6 +61,27 @@ def test_a_replay_counts_what_is_damaged(recorded, capsys):
     assert link["other_bytes"] == wire.BLOCK_BYTES * 3 // 2
 
 
+def test_all_channels_are_replayed(recorded, tmp_path):
+    described = json.loads((recorded / "session.json").read_text())
+    (channel,) = described["board"]["channels"]
+    second = (recorded / "bus.0.raw").read_bytes()[: 2 * wire.BLOCK_BYTES]
+    (recorded / "bus.1.raw").write_bytes(second + b"garbage")
+    # A board of its own, which calls its channel 0, too.
+    described["board"]["channels"].append(
+        {**channel, "index": 1, "file": "bus.1.raw", "stream_channel": 0}
+    )
+    for key in ("crc32", "files"):
+        described.pop(key, None)
+    (recorded / "session.json").write_text(json.dumps(described))
+    status, target = replay(recorded, "--no-archive")
+    assert status == 0
+    assert (target / "bus.0.raw").read_bytes() == (recorded / "bus.0.raw").read_bytes()
+    assert (target / "bus.1.raw").read_bytes() == second
+    board = json.loads((target / "session.json").read_text())["board"]
+    assert [each["link"]["other_bytes"] for each in board["channels"]] == [0, 7]
+    assert board["link"]["other_bytes"] == 7
+
+
 def test_strict(recorded):
     capture = recorded / "bus.0.raw"
     data = bytearray(capture.read_bytes())

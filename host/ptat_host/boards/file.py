@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,20 +68,26 @@ class FileBoard:
                 shutil.copytree(source, request.session_dir / name)
             elif source.exists():
                 shutil.copyfile(source, request.session_dir / name)
-        target = (request.session_dir / session.channel.file).with_suffix(".raw")
-        metadata["board"]["channels"][0]["file"] = target.name
-        if not session.bus_path.exists():
-            raise BoardError(f"{session.bus_path}: no such file", "name a whole session")
-        archive.unpack(session.bus_path, target)
-        report = stream.tidy(target, session.channel.index)
-        metadata["board"]["link"] = report.as_dict()
-        reason = session.incomplete_reason if not session.complete else None
+        total = Counter[str]()
+        for channel, described in zip(
+            session.board.channels, metadata["board"]["channels"], strict=True
+        ):
+            capture = session.path / channel.file
+            if not capture.exists():
+                raise BoardError(f"{capture}: no such file", "name a whole session")
+            target = (request.session_dir / channel.file).with_suffix(".raw")
+            described["file"] = target.name
+            archive.unpack(capture, target)
+            described["link"] = stream.tidy(target, channel.in_blocks).as_dict()
+            total.update(described["link"])
+        metadata["board"]["link"] = dict(total)
+        missing = total["missing_inside"] + total["missing_at_end"]
         return RecordResult(
             exit_status=session.command.exit_status,
             complete=session.complete,
-            reason=reason,
+            reason=session.incomplete_reason if not session.complete else None,
             metadata=metadata,
-            lost=f"{report.missing} blocks" if report.missing else None,
+            lost=f"{missing} blocks" if missing else None,
         )
 
     def _session(self) -> Session:
