@@ -253,6 +253,29 @@ def _end_walk(
 
 
 @jit
+def _usual_step(
+    time: U64, address: U64, write: npt.NDArray[np.bool_], t: Tables, config: _Config
+) -> Integer:
+    """`WALK_STEP` as some accesses show it, of lines that hold tables only; 0 if they do not."""
+    steps = np.empty(time.size, np.int64)
+    n = 0
+    for i in range(time.size - 1):
+        offset = address[i] - config.base
+        if write[i] or write[i + 1] or offset >= config.size:
+            continue
+        page = np.int64(offset >> np.uint64(12))
+        if t.level[page] != 2:
+            continue
+        slot = (t.frame[page] * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -config.line
+        if _table_line(address[i + 1], t, config) == slot and not np.any(
+            t.state[slot : slot + config.line] == LEAF
+        ):
+            steps[n] = 16 * np.int64(time[i + 1] - time[i])
+            n += 1
+    return np.sort(steps[:n])[n // 2] if n else 0
+
+
+@jit
 def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped: U8) -> Integer:
     """Entries of the line that may have been read, as bits."""
     bits: Integer = 0
@@ -859,6 +882,7 @@ class Replayer:
         done_accesses = span.first_access
         done_blocks = span.first_block
         held_back = HELD_BACK if config.faults else 0
+        last_read = -1  # address of the last access if it was a read
 
         def apply(event: TableEvent, at_ticks: int) -> None:
             if event.kind == kernel_log.TABLE_ALLOC:
@@ -870,12 +894,21 @@ class Replayer:
 
         def lose() -> None:
             _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+            slot = rpt.slot(last_read)
+            if config.line > 1 and slot >= 0 and rpt.level(last_read) == 2:
+                # Which of the line's entries was read, the next access would have told.
+                rpt.tables.owed[slot & -config.line] = 0
             count[LOSS_FLOOR] = count[N_OUTPUT]
             count[WALK_PMD] = -1
             rpt.after_loss()
 
         for chunk, after, after_ticks in _with_next(reader, span.after):
             steps = schedule.within(chunk, done_accesses)
+            is_first = span.number > 0 and done_accesses == span.first_access
+            if is_first and config.line > 1 and not stores_only:
+                count[WALK_STEP] = _usual_step(
+                    chunk.time, chunk.address, chunk.write, rpt.tables, config
+                )
             done_accesses += chunk.time.size
             at = [int(chunk.time[position]) for position, _ in steps]
             if stores_only:
@@ -901,6 +934,9 @@ class Replayer:
                         _add(pages, rpt.all_counts())
                         rpt.epoch_ticks = int(chunk.time[start])
                         count[EPOCH] = rpt.epoch_ticks
+                if position:
+                    is_write = chunk.write[position - 1]
+                    last_read = -1 if is_write else int(chunk.address[position - 1])
                 if event == _LOSS:
                     lose()
                 elif event != _NOTHING:

@@ -242,6 +242,10 @@ class Rpt:
         frame = int(self.tables.frame[offset >> PAGE_SHIFT])
         return -1 if frame < 0 else frame * ENTRIES + (offset >> 3) % ENTRIES
 
+    def level(self, address: int) -> int:
+        """What the page of a physical address in the region is: a table of that level, or 0."""
+        return int(self.tables.level[(address - self.base) >> PAGE_SHIFT])
+
     def _inside(self, address: int) -> bool:
         return 0 <= address - self.base < self.size_bytes
 

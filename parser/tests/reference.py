@@ -75,6 +75,7 @@ class Reference:
         self.retries: list[int] = []  # ticks from such a read to the next of the slot
         self.walk: tuple[int, int, int] | None = None  # page, line, ticks of the last PMD read
         self.step_16 = 0
+        self.last_pmd: tuple[Page, int] | None = None  # line of PMD entries, if the last access
 
     # Events -------------------------------------------------------------------------------------
 
@@ -155,6 +156,8 @@ class Reference:
         self.match_held(1 << 64)
         self.losses += 1
         self.walk = None
+        if self.last_pmd and self.line > 1:  # what it was the next access would have told
+            self.last_pmd[0].owed[self.last_pmd[1]] = 0
         for page in self.pages.values():
             page.state.update(page.pending)
             page.pending.clear()
@@ -235,6 +238,7 @@ class Reference:
         self, ticks: int, address: int, write: bool, following: tuple[int, int] | None
     ) -> None:
         """`following`: ticks and address of the next access, if that is a read."""
+        self.last_pmd = None
         at = self.locate(address)
         if at is None or (address - self.base < self.marker_bytes and not write):
             self.unexplained.append((ticks, address))
@@ -264,6 +268,7 @@ class Reference:
             elif self.walk:
                 self.walk = None
         else:
+            self.last_pmd = page, line
             kind, empty, goes_on = self.pmd_kind(page, line, ticks, following)
             self.walk = (number, line, ticks) if goes_on else None
         if empty:
