@@ -86,9 +86,10 @@ class Calibration:
         lines = []
         for name, masks in self.functions.items():
             for i, mask in enumerate(masks):
-                terms = [str(bit) for bit in _bits(mask)] or ["constant"]
-                inverse = " inverted" if self.inverted[name][i] else ""
-                lines.append(f"{name} {i} = {' ^ '.join(terms)}{inverse}")
+                terms = [str(bit) for bit in _bits(mask)]
+                if self.inverted[name][i]:
+                    terms.append("one")
+                lines.append(f"{name} {i} = {' ^ '.join(terms) or 'zero'}")
         lines.append(f"determined address bits: {_ranges(self.determined) or 'none'}")
         for parity in (0, 1):
             alone = [

@@ -112,6 +112,7 @@ def test_inverted_functions():
     flip = np.uint64(1 << dram.FIELDS["column"] + dram.FIELDS["row"])  # bank 0
     found = calibrate.solve(address, packed ^ flip)
     assert found.inverted["bank"] == [True, False, False]
+    assert "bank 0 = 13 ^ 17 ^ one" in found.describe()
     assert found.functions["bank"] == list(mapping.functions["bank"])
     assert (found.program().addresses((packed ^ flip)[:50]) == address[:50]).mean() > 0.9
 
