@@ -115,10 +115,11 @@ def sealed_archive(data: bytes) -> bytes:
 def _read_archive(path: Path) -> None:
     from ptat_parser import archive
     from ptat_parser.blocks import BusReader
+    from ptat_parser.storage import Source
 
     file = path / "bus.0.ptb"
     if file.stat().st_size > len(archive.MAGIC):
-        stream = archive.ArchiveStream(file, salvage=True)
+        stream = archive.ArchiveStream(Source(file), salvage=True)
         if stream.size_bytes > 64 << 20:
             return  # decompression is bounded piece by piece, but takes its time
     for options in ({"salvage": True}, {"tail_may_be_cut": True}, {}):

@@ -125,9 +125,17 @@ def _add_session(parser: argparse.ArgumentParser) -> None:
         "session",
         metavar="DIR",
         nargs="?",
-        type=Path,
-        help="session directory (default: the newest in ptat-sessions/)",
+        type=_location,
+        help="session directory, also s3://BUCKET/DIR (default: the newest in ptat-sessions/)",
     )
+
+
+def _location(name: str) -> Path:
+    if "://" not in name:
+        return Path(name)
+    from ptat_parser.storage import location
+
+    return location(name)
 
 
 def _positive(text: str) -> int:
@@ -396,7 +404,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 def _session(arguments: argparse.Namespace) -> Path:
     """The directory that was named, or that of the newest session."""
     if arguments.session is not None:
-        return Path(arguments.session)
+        named: Path = arguments.session
+        return named
     sessions = list(SESSIONS.glob("*/session.json"))
     if not sessions:
         raise UsageError(f"there is no session in {SESSIONS}/", "record one: ptat record -- CMD")
@@ -429,8 +438,8 @@ def _add_parse(commands: _Commands[_Parser]) -> None:
     where.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="Dask scheduler whose workers, which see DIR at the same path, share the work"
-        " (default: none)",
+        help="Dask scheduler whose workers, which see DIR at the same path or in the same bucket,"
+        " share the work (default: none)",
     )
     parser.set_defaults(run=_parse)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from zlib_ng import zlib_ng
 from ptat_parser import wire
 from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.jit import Integer, jit
+from ptat_parser.storage import Source
 
 U64 = npt.NDArray[np.uint64]
 
@@ -75,10 +75,9 @@ _LEVEL = 1
 _HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
 
 
-def is_archive(path: Path) -> bool:
+def is_archive(source: Source) -> bool:
     """Whether a file starts as an archive does."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    return source.read(0, len(MAGIC)) == MAGIC
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -244,16 +243,14 @@ def _contents(words: U64) -> tuple[Integer, Integer, Integer, Integer]:
 class RawStream:
     """A capture stream in a plain file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size_bytes = path.stat().st_size
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.size_bytes = source.size_bytes
         self.cut = False
 
     def readinto(self, start_bytes: int, view: memoryview) -> None:
         """Fill `view` with the stream from `start_bytes` on."""
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(start_bytes)
-            _fill(file, view, self.path)
+        self._source.readinto(start_bytes, view)
 
 
 class ArchiveStream:
@@ -264,18 +261,20 @@ class ArchiveStream:
     Raises `ParseError` for what is damaged, without either.
     """
 
-    def __init__(self, path: Path, *, salvage: bool = False, tail_may_be_cut: bool = False) -> None:
-        self.path = path
+    def __init__(
+        self, source: Source, *, salvage: bool = False, tail_may_be_cut: bool = False
+    ) -> None:
+        self.path = path = source.path
+        self._source = source
         self._salvage = salvage
-        self._file_bytes = path.stat().st_size
+        self._file_bytes = source.size_bytes
         self._held: tuple[int, npt.NDArray[np.uint8]] | None = None
-        with path.open("rb") as file:
-            self._piece_bytes = self._read_header(file)
-            pieces = self._footer(file)
-            self.cut = pieces is None
-            if pieces is None and not (salvage or tail_may_be_cut):
-                raise ParseError(f"{path}: truncated: its footer is missing", _HINT)
-            self.pieces = self._search(file) if pieces is None else pieces
+        self._piece_bytes = self._read_header()
+        pieces = self._footer()
+        self.cut = pieces is None
+        if pieces is None and not (salvage or tail_may_be_cut):
+            raise ParseError(f"{path}: truncated: its footer is missing", _HINT)
+        self.pieces = self._search() if pieces is None else pieces
         ends = np.cumsum(self.pieces["raw_bytes"], dtype=np.int64)
         self.size_bytes = int(ends[-1]) if ends.size else 0
         if np.any(self.pieces["raw_bytes"][:-1] != self._piece_bytes):
@@ -314,9 +313,7 @@ class ArchiveStream:
         size_bytes = int(row["raw_bytes"])
         words = np.empty(-(-size_bytes // _PLANES), np.uint64)
         stored = memoryview(bytearray(PIECE.itemsize + int(row["data_bytes"])))
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(int(row["offset"]))
-            _fill(file, stored, self.path)
+        self._source.readinto(int(row["offset"]), stored)
         data = stored[PIECE.itemsize :]
         if stored[: PIECE.itemsize] == row.tobytes() and zlib_ng.crc32(data) == row["data_crc"]:
             try:
@@ -332,8 +329,8 @@ class ArchiveStream:
             )
         return np.zeros(size_bytes, np.uint8)
 
-    def _read_header(self, file: BinaryIO) -> int:
-        data = file.read(FILE_HEADER.itemsize)
+    def _read_header(self) -> int:
+        data = self._source.read(0, FILE_HEADER.itemsize)
         if len(data) < FILE_HEADER.itemsize:
             raise ParseError(f"{self.path}: truncated in its header", "record again")
         header = np.frombuffer(data, FILE_HEADER)[0]
@@ -349,46 +346,42 @@ class ArchiveStream:
             raise ParseError(f"{self.path}: damaged: pieces of {piece_bytes} bytes")
         return piece_bytes
 
-    def _footer(self, file: BinaryIO) -> npt.NDArray[np.void] | None:
+    def _footer(self) -> npt.NDArray[np.void] | None:
         """The footer's rows, or None if there is no footer that is right."""
         at = self._file_bytes - END.itemsize
         if at < FILE_HEADER.itemsize:
             return None
-        file.seek(at)
-        end = np.frombuffer(file.read(END.itemsize), END)[0]
+        end = np.frombuffer(self._source.read(at, END.itemsize), END)[0]
         offset, count = int(end["offset"]), int(end["pieces"])
         if end["magic"] != END_MAGIC.rstrip(b"\0") or end["zero"]:
             return None
         if offset + count * PIECE.itemsize != at:
             return None
-        file.seek(offset)
-        data = file.read(count * PIECE.itemsize)
+        data = self._source.read(offset, count * PIECE.itemsize)
         if zlib_ng.crc32(data) != end["crc"]:
             return None
         rows = np.frombuffer(data, PIECE)
         return rows if all(self._plausible(row, offset) for row in rows) else None
 
-    def _search(self, file: BinaryIO) -> npt.NDArray[np.void]:
+    def _search(self) -> npt.NDArray[np.void]:
         """The pieces that are there, one after the other, and after damage the next ones."""
         rows = []
         at = FILE_HEADER.itemsize
         while at + PIECE.itemsize <= self._file_bytes:
-            file.seek(at)
-            row = np.frombuffer(file.read(PIECE.itemsize), PIECE)[0]
+            row = np.frombuffer(self._source.read(at, PIECE.itemsize), PIECE)[0]
             if row["offset"] == at and self._plausible(row, self._file_bytes):
                 rows.append(row)
                 at += PIECE.itemsize + int(row["data_bytes"])
             elif self._salvage:
-                at = self._next_magic(file, at + 1)
+                at = self._next_magic(at + 1)
             else:
                 break
         return np.array(rows, PIECE)
 
-    def _next_magic(self, file: BinaryIO, at: int) -> int:
+    def _next_magic(self, at: int) -> int:
         magic = PIECE_MAGIC.to_bytes(4, "little")
         while at < self._file_bytes:
-            file.seek(at)
-            data = file.read(PIECE_BYTES)
+            data = self._source.read(at, PIECE_BYTES)
             found = data.find(magic)
             if found >= 0:
                 return at + found
@@ -416,14 +409,7 @@ def open_stream(
     path: Path, *, salvage: bool = False, tail_may_be_cut: bool = False
 ) -> RawStream | ArchiveStream:
     """A capture stream, archived or not; see `ArchiveStream`."""
-    if is_archive(path):
-        return ArchiveStream(path, salvage=salvage, tail_may_be_cut=tail_may_be_cut)
-    return RawStream(path)
-
-
-def _fill(file: BinaryIO, view: memoryview, path: Path) -> None:
-    while view:
-        done = file.readinto(view)  # type: ignore[attr-defined]
-        if not done:
-            raise ParseError(f"{path}: became shorter while being read")
-        view = view[done:]
+    source = Source(path)
+    if is_archive(source):
+        return ArchiveStream(source, salvage=salvage, tail_may_be_cut=tail_may_be_cut)
+    return RawStream(source)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from ptat_parser.errors import ParseError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 from ptat_parser.jit import Integer, jit
+from ptat_parser.storage import read_array
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
@@ -390,7 +391,7 @@ def _scan_cpu(
             f" {layout.page_bytes}-byte pages",
             "record again",
         )
-    data: U8 = np.fromfile(path, np.uint8)
+    data: U8 = read_array(path, np.uint8)
     common = next(iter(layout.formats.values())).fields["common_type"]
     capacity = size_bytes // 8 + 1  # no event is smaller than its header and 4 bytes
     offset = np.empty(capacity, np.int64)

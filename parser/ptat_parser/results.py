@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ptat_parser import clock, cluster, gaps, kernel_log, markers, spans, wire
+from ptat_parser import clock, cluster, gaps, kernel_log, markers, spans, storage, wire
 from ptat_parser import replay as replaying
 from ptat_parser.anchors import EntryStores
 from ptat_parser.clock import Clock
@@ -59,7 +58,8 @@ class Results:
 
     def pages(self) -> pa.Table:
         """``pages.parquet``: one row for each page, row number = page number."""
-        return pq.read_table(self.path / "pages.parquet")
+        with storage.opened(self.path / "pages.parquet", "rb") as file:
+            return pq.read_table(file)
 
     def misses(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
         """Misses in bus order, in batches: time (ns of kernel time) and page number."""
@@ -80,8 +80,8 @@ class Results:
                 f"{directory}: missing: the session was parsed for counts only",
                 "run ptat parse again without --counts-only",
             )
-        for part in sorted(directory.glob("part-*.parquet")):
-            with pq.ParquetFile(part) as file:
+        for part in storage.parts(directory):
+            with storage.opened(part, "rb") as stored, pq.ParquetFile(stored) as file:
                 yield from file.iter_batches(batch_size=1 << 20)
 
 
@@ -102,17 +102,14 @@ def parse(
     written. Raises `PtatError` where the input is missing or damaged, or the disk full.
     """
     session = Session(directory)
-    unfinished = directory / "results.new"
+    unfinished = None
     try:
-        if unfinished.exists():
-            shutil.rmtree(unfinished)
-        unfinished.mkdir()
+        unfinished = storage.begin(session.results_path)
         summary = _parse_into(unfinished, session, salvage, counts_only, workers, address, progress)
-        if session.results_path.exists():
-            shutil.rmtree(session.results_path)
-        unfinished.rename(session.results_path)
+        storage.finish(unfinished, session.results_path)
     except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if unfinished:
+            storage.discard(unfinished)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise PtatError(
                 f"{session.results_path}: cannot be written: {error.strerror}",
@@ -120,7 +117,8 @@ def parse(
             ) from error
         raise
     except PtatError:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        if unfinished:
+            storage.discard(unfinished)
         raise
     return Results(session, summary)
 
@@ -137,7 +135,10 @@ def load(directory: Path, *, progress: Progress = no_progress) -> Results:
         current = (
             summary["format"] == FORMAT
             and summary["version"] == VERSION
-            and path.stat().st_mtime_ns >= (directory / "session.json").stat().st_mtime_ns
+            and (
+                storage.is_remote(path)
+                or path.stat().st_mtime_ns >= (directory / "session.json").stat().st_mtime_ns
+            )
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         current = False
@@ -214,7 +215,8 @@ def _parse_into(
     else:
         done = spans.replay_here(replayer, reader, cut, make_output, progress)
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
-    pq.write_table(pages, directory / "pages.parquet", compression="zstd")
+    with storage.opened(directory / "pages.parquet", "wb") as file:
+        pq.write_table(pages, file, compression="zstd")
     summary = _summary(session, found, log, placement, fitted, done, pages, faults)
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
@@ -307,7 +309,7 @@ class _Output:
             ("other", _OTHERS, self._others, self._other_rows),
         ):
             path = self._directory / name / f"part-{self._number:05}.parquet"
-            with _parquet(path, schema) as file:
+            with storage.opened(path, "wb") as stored, _parquet(stored, schema) as file:
                 for start in range(0, rows, GROUP_ROWS):
                     part = slice(start, min(start + GROUP_ROWS, rows))
                     arrays = [columns.time[part], numbers[columns.page[part]], columns.kind[part]]
@@ -315,7 +317,7 @@ class _Output:
                     file.write_table(pa.Table.from_arrays(table, schema=schema))
 
 
-def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def _parquet(path: Path | IO[bytes], schema: pa.Schema) -> pq.ParquetWriter:
     # Times grow slowly: differences. Page numbers: equal bytes side by side compress.
     encoding = {"time": "DELTA_BINARY_PACKED", "page": "BYTE_STREAM_SPLIT", "kind": "PLAIN"}
     names = schema.names

@@ -26,6 +26,7 @@ import pyarrow.dataset as ds
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.results import Results, load
 from ptat_parser.session import Session
+from ptat_parser.storage import dataset, is_remote, location, parts
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,9 +57,10 @@ than 1, the first of the pages it may be of begins; `page` is its row in `Trace.
 def open(directory: Path | str) -> Trace:
     """Open a session, parsing it if that has not been done yet.
 
-    Raises `PtatError` where it cannot be read.
+    `directory` may be in an object store (``s3://bucket/session``). Raises `PtatError` where it
+    cannot be read.
     """
-    return Trace(load(Path(directory)))
+    return Trace(load(location(directory)))
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Trace:
                 f"{directory}: missing: the session was parsed for counts only",
                 "run ptat parse again without --counts-only",
             )
-        return Misses(self, sorted(directory.glob("part-*.parquet")), pid, time, address)
+        return Misses(self, parts(directory), pid, time, address)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Misses:
     def raw(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
         """Batches of time (ns) and page number, as they are stored."""
         wanted = self._pages_wanted
-        scanner = ds.dataset(self.parts).scanner(
+        scanner = dataset(self.parts).scanner(
             filter=self._time_filter(),
             batch_size=BATCH_ROWS,
             batch_readahead=2,
@@ -156,7 +158,10 @@ class Misses:
             raise PtatError("Polars is not installed", "pip install 'ptat[polars]'") from None
         pages = pl.from_arrow(self.trace.pages.select(["page", *_OF_PAGE]))
         assert isinstance(pages, pl.DataFrame)
-        frame = pl.scan_parquet(self.parts)
+        if self.parts and is_remote(self.parts[0]):
+            frame = pl.scan_pyarrow_dataset(dataset(self.parts))
+        else:
+            frame = pl.scan_parquet(self.parts)
         start, stop = self.time
         if start is not None:
             frame = frame.filter(pl.col("time") >= start)

@@ -17,6 +17,7 @@ from ptat_parser import archive, check, parse, wire
 from ptat_parser.archive import END, FILE_HEADER, PIECE, ArchiveStream, ArchiveWriter
 from ptat_parser.blocks import BlockWriter, BusReader
 from ptat_parser.errors import BadInput, ParseError
+from ptat_parser.storage import Source
 
 PIECE_BLOCKS = 2
 
@@ -44,7 +45,7 @@ def write(path: Path, data: bytes, step: int = 5000) -> Path:
 
 
 def contents(path: Path, **options) -> bytes:
-    found = ArchiveStream(path, **options)
+    found = ArchiveStream(Source(path), **options)
     data = bytearray(found.size_bytes)
     found.readinto(0, memoryview(data))
     return bytes(data)
@@ -82,7 +83,7 @@ def test_reads_as_the_plain_file_does(tmp_path):
 
 def test_index(tmp_path):
     path = write(tmp_path / "ptb", stream())
-    pieces = ArchiveStream(path).pieces
+    pieces = ArchiveStream(Source(path)).pieces
     assert pieces["accesses"].sum() == 9000
     assert pieces["lost"].tolist() == [0, 11, 0, 0, 0]
     all_times = times(path)
@@ -98,7 +99,7 @@ def test_a_window_reads_only_its_pieces(tmp_path, start, end):
     reader = BusReader(path).window(start, end)
     reader.chunk_blocks = PIECE_BLOCKS
     # Any piece that is touched beside those wanted would be found damaged.
-    pieces = ArchiveStream(path).pieces
+    pieces = ArchiveStream(Source(path)).pieces
     outside = (pieces["last_ticks"] < start) | (pieces["first_ticks"] > end)
     for row in pieces[outside]:
         flip(path, int(row["offset"]) + PIECE.itemsize + 5)
@@ -112,7 +113,7 @@ def test_truncated_anywhere(tmp_path):
     data = stream()
     whole = write(tmp_path / "whole", data).read_bytes()
     path = tmp_path / "ptb"
-    pieces = ArchiveStream(tmp_path / "whole").pieces
+    pieces = ArchiveStream(Source(tmp_path / "whole")).pieces
     ends = (pieces["offset"] + pieces["data_bytes"]).astype(int) + PIECE.itemsize
     footer = int(ends[-1])
     edges = {0, 1, FILE_HEADER.itemsize, footer, len(whole) - END.itemsize, len(whole) - 1}
@@ -139,8 +140,8 @@ def test_every_flipped_byte_is_noticed(tmp_path):
     path = write(tmp_path / "ptb", data)
     whole = path.read_bytes()
     expected = times(path)
-    pieces = len(ArchiveStream(path).pieces)
-    last = ArchiveStream(path).pieces[-1]
+    pieces = len(ArchiveStream(Source(path)).pieces)
+    last = ArchiveStream(Source(path)).pieces[-1]
     special = [int(last["offset"]) + i for i in range(PIECE.itemsize)]
     steps = [*range(FILE_HEADER.itemsize), *special, *range(0, len(whole), 97)]
     for at in [*steps, *range(len(whole) - END.itemsize - pieces * PIECE.itemsize, len(whole))]:
@@ -158,7 +159,7 @@ def test_every_flipped_byte_is_noticed(tmp_path):
 def with_footer_of(path: Path, **changes) -> None:
     """Change a row in header and footer alike, with right checksums: hostile, not damaged."""
     data = bytearray(path.read_bytes())
-    rows = ArchiveStream(path).pieces.copy()
+    rows = ArchiveStream(Source(path)).pieces.copy()
     row = rows[1:2]
     at = int(row["offset"][0])
     for name, value in changes.items():
@@ -208,11 +209,11 @@ def test_a_bomb_is_not_inflated(tmp_path):
     path = write(tmp_path / "ptb", bytes(PIECE_BLOCKS * wire.BLOCK_BYTES * 3))
     bomb = archive.pa.Codec("zstd").compress(bytes(64 << 20))
     data = path.read_bytes()
-    row = ArchiveStream(path).pieces[:1].copy()
+    row = ArchiveStream(Source(path)).pieces[:1].copy()
     row["data_bytes"], row["data_crc"] = bomb.size, archive.zlib_ng.crc32(bomb)
     row["crc"] = archive._header_crc(row[0])
     path.write_bytes(data[: FILE_HEADER.itemsize] + row.tobytes() + bomb.to_pybytes())
-    found = ArchiveStream(path, tail_may_be_cut=True)
+    found = ArchiveStream(Source(path), tail_may_be_cut=True)
     with pytest.raises(ParseError, match=r"piece 0 .*damaged"):
         found.readinto(0, memoryview(bytearray(8)))
 

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Sessions in an object store: ``s3://bucket/session``, or what else fsspec knows.
+
+Files of a session have paths everywhere. Those of an object store (`upath.UPath`) do what `Path`
+does, but for what is here: parts of large files are read with few requests, nothing can be renamed,
+and pyarrow wants to know the file system.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.dataset as ds
+
+from ptat_parser.errors import BadInput, ParseError
+
+REQUEST_BYTES = 8 << 20
+"""So much of a large file is asked for at a time: a request takes some ten milliseconds."""
+
+
+def location(name: str | Path) -> Path:
+    """Where a name leads: a path, or an object store if it has a protocol.
+
+    Raises `BadInput` for a store that is not known, or cannot be reached.
+    """
+    if not isinstance(name, str) or "://" not in name:
+        return Path(name)
+    try:
+        from upath import UPath
+    except ImportError as error:
+        raise BadInput(f"{name}: needs fsspec", "pip install 'ptat[s3]'") from error
+    try:
+        found = UPath(name)
+        found.exists()
+    except ImportError as error:
+        raise BadInput(f"{name}: {error}", "pip install 'ptat[s3]' or what fsspec names") from error
+    except Exception as error:  # each store has its own
+        raise BadInput(
+            f"{name}: cannot be reached: {error}", "see the store's address and your credentials"
+        ) from error
+    return Path(found.path) if found.protocol in ("file", "local") else cast(Path, found)
+
+
+def is_remote(path: Path) -> bool:
+    """Whether it leads to an object store."""
+    return not isinstance(path, Path)
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+class Source:
+    """A file of which parts are read. Can be sent to other processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size_bytes = path.stat().st_size
+        self._held: tuple[int, bytes] | None = None  # of an object store
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": None}
+
+    def readinto(self, start_bytes: int, view: memoryview) -> None:
+        """Fill `view` with the file from `start_bytes` on; `ParseError` if it is not so long."""
+        if is_remote(self.path):
+            return self._fetch(start_bytes, view)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(start_bytes)
+            while view:
+                done = file.readinto(view)
+                if not done:
+                    raise self._shorter()
+                view = view[done:]
+
+    def read(self, start_bytes: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` from `start_bytes` on, fewer at the end."""
+        data = bytearray(max(min(size_bytes, self.size_bytes - start_bytes), 0))
+        self.readinto(start_bytes, memoryview(data))
+        return bytes(data)
+
+    def _fetch(self, start_bytes: int, view: memoryview) -> None:
+        while view:
+            number, at = divmod(start_bytes, REQUEST_BYTES)
+            if self._held is None or self._held[0] != number:
+                store: Any = self.path
+                first = number * REQUEST_BYTES
+                end = min(first + REQUEST_BYTES, self.size_bytes)
+                self._held = number, store.fs.cat_file(store.path, start=first, end=end)
+            part = self._held[1][at : at + len(view)]
+            if not part:
+                raise self._shorter()
+            view[: len(part)] = part
+            view = view[len(part) :]
+            start_bytes += len(part)
+
+    def _shorter(self) -> ParseError:
+        return ParseError(f"{self.path}: became shorter while being read")
+
+
+def read_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """All of a file."""
+    if is_remote(path):
+        return np.frombuffer(bytearray(path.read_bytes()), dtype)
+    return np.fromfile(path, dtype)
+
+
+def parts(directory: Path) -> list[Path]:
+    """The Parquet files of a directory, in order."""
+    if is_remote(directory):
+        cast(Any, directory).fs.invalidate_cache()  # others write them
+    return sorted(directory.glob("part-*.parquet"))
+
+
+def dataset(paths: Sequence[Path]) -> ds.Dataset:
+    """Parquet files as one dataset."""
+    if paths and is_remote(paths[0]):
+        stored: list[Any] = list(paths)
+        return ds.dataset([path.path for path in stored], filesystem=stored[0].fs)
+    return ds.dataset(list(paths))
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(path: Path, mode: str) -> Iterator[Path | IO[bytes]]:
+    """What pyarrow reads a file from, or writes it to."""
+    if is_remote(path):
+        with path.open(mode) as file:
+            yield file
+    else:
+        yield path
+
+
+def begin(results: Path) -> Path:
+    """An empty directory to write results into, which `finish` puts in the place of older ones.
+
+    In an object store that is where they stay. ``summary.json``, written last, says that they are
+    whole, so it is the first that goes.
+    """
+    if is_remote(results):
+        (results / "summary.json").unlink(missing_ok=True)
+        discard(results)
+        return results
+    unfinished = results.with_name(results.name + ".new")
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    unfinished.mkdir()
+    return unfinished
+
+
+def finish(unfinished: Path, results: Path) -> None:
+    """See `begin`."""
+    if not is_remote(results):
+        if results.exists():
+            shutil.rmtree(results)
+        unfinished.rename(results)
+
+
+def discard(directory: Path) -> None:
+    """Remove a directory and all that is in it, if it is there."""
+    if not is_remote(directory):
+        shutil.rmtree(directory, ignore_errors=True)
+    elif directory.exists():
+        store: Any = directory
+        store.fs.rm(store.path, recursive=True)
