@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import re
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from litex.build.lattice.common import lattice_ecp5_trellis_special_overrides
 from litex.gen import LiteXModule
+from litex.gen.fhdl.verilog import convert
+from migen import ClockDomain, Record, Signal
 from verilated import Bench, Registers, needs_verilator
 
 from ptat_gateware.link import ft601
-from ptat_gateware.link.ft601 import FT601Link
+from ptat_gateware.link.ft601 import FT601Link, FT601Pins
 from ptat_host import protocol
 from ptat_host.protocol import Command, Frame
 from ptat_parser import wire
@@ -526,3 +530,19 @@ def test_a_new_recording_after_a_host_that_is_gone(seed: int) -> None:
     world.finish()
     assert old > 512
     assert world.collect(2) == stream
+
+
+def test_the_pins_of_a_board() -> None:
+    """32 + 4 of them both ways, on an ECP5."""
+    top = LiteXModule()
+    top.cd_sys = ClockDomain()
+    pads = Record([*((name, 1) for name in ("clk", "txe_n", "rxf_n", "wr_n", "oe_n", "rd_n"))])
+    pads.data, pads.be = Signal(32), Signal(4)
+    top.link = FT601Link()
+    top.pins = FT601Pins(pads, top.link.pads)
+    ios = {*pads.flatten(), pads.data, pads.be, top.cd_sys.clk, top.cd_sys.rst}
+    code = str(convert(top, ios, special_overrides=lattice_ecp5_trellis_special_overrides))
+    assert code.count("TRELLIS_IO #(") == 36
+    # The byte of the flags has an enable of its own.
+    enables = re.findall(r"\.T \((.*)\)", code)
+    assert sorted(map(enables.count, set(enables))) == [8, 28]

@@ -378,7 +378,7 @@ class UDPLink(LiteXModule):
         end, end_sent = Signal(), Signal()  # this one is only the stream's end; it is sent
         word = Signal(max=DATA_HEADER_WORDS)
         seq = Mux(end, scheduler.sent, numbers.source.seq)
-        header = Array([DATA_MAGIC, seq, end << 8, peer.host])
+        header = Array([DATA_MAGIC, seq, Mux(end, DATA_LAST << 8, 0), peer.host])
         sent = source.valid & source.ready & source.last
         gone = payload.source.valid & payload.source.ready & payload.source.last
         # Its place in the store may have been filled again while it was read.
@@ -389,7 +389,6 @@ class UDPLink(LiteXModule):
             source.ip_address.eq(peer.ip_address),
             source.last_be.eq(source.last << 3),
         ]
-        assert DATA_LAST == 1
         self.fsm = fsm = FSM(reset_state="IDLE")
         fsm.act(
             "IDLE",
