@@ -85,7 +85,9 @@ def test_sql_examples(rows):
 
 def test_every_export_format_is_described():
     text = (DOCS / "formats.md").read_text()
-    described = re.findall(r"^\| `([a-z-]+)` \|", text.split("## Exports")[1], re.M)
+    described = re.findall(
+        r"^\| `([a-z-]+)` \|", text.split("## Exports")[1].split("\n## ")[0], re.M
+    )
     assert described == list(FORMATS)
 
 
