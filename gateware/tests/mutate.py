@@ -187,8 +187,8 @@ FAULTS = [
     Fault(
         "the first clock of a command in 2T is one, too",
         "snoop/decoder.py",
-        "present.eq((pins.cs_n != 2**self.ranks - 1) & (code != NOP))",
-        "present.eq(code != NOP)",
+        "selected.eq(pins.cs_n != 2**self.ranks - 1)",
+        "selected.eq(1)",
         TWO_T,
     ),
     # Capture

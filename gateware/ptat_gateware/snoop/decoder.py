@@ -447,28 +447,32 @@ class CommandDecoder(LiteXModule):
             )
             # While CKE is low, and as it falls, a rank takes no command; REF as it falls is the
             # entry of self refresh.
-            asleep = Signal()
-            present, good = Signal(), Signal()
-            is_act, is_column = Signal(), Signal()
+            was_asleep, asleep_now, asleep = Signal(), Signal(), Signal()
+            selected, present, awake = Signal(), Signal(), Signal()
+            is_column = (code == RD) | (code == WR)
             self.comb += [
                 ranks.eq(~pins.cs_n),
-                asleep.eq((ranks & ~(cke_before & (pins.cke | Mux(code == REF, ranks, 0)))) != 0),
-                present.eq((pins.cs_n != 2**self.ranks - 1) & (code != NOP)),
-                good.eq(present & ~reserved & ~asleep),
-                is_act.eq(good & (code == ACT)),
-                is_column.eq(good & ((code == RD) | (code == WR))),
+                was_asleep.eq((ranks & ~cke_before) != 0),
+                asleep_now.eq((ranks & ~(cke_before & pins.cke)) != 0),
+                asleep.eq(Mux(code == REF, was_asleep, asleep_now)),
+                selected.eq(pins.cs_n != 2**self.ranks - 1),
+                present.eq(selected & (code != NOP)),
+                awake.eq(selected & ~asleep_now),
             ]
+            # For timing, no term here waits for more than it must: of those reserved are only codes
+            # of MRS and ACT, `reserved` prevails over `several`, and `every_bank` counts only for
+            # commands.
             self.sync.snoop += [
                 command.ranks.eq(ranks),
-                command.act.eq(is_act),
-                command.pre.eq(good & (code == PRE)),
-                command.ref.eq(good & (code == REF)),
-                command.column.eq(is_column),
+                command.act.eq(awake & (code == ACT) & ~reserved),
+                command.pre.eq(awake & (code == PRE)),
+                command.ref.eq(selected & ~was_asleep & (code == REF)),
+                command.column.eq(awake & is_column),
                 command.write.eq(code == WR),
                 command.reserved.eq(present & (reserved | asleep)),
-                command.several.eq((is_act | is_column) & several),
+                command.several.eq(((code == ACT) | is_column) & several),
                 command.every_bank.eq(
-                    present & (reserved | asleep | (code == REF) | ((code == PRE) & pins.a[10]))
+                    reserved | asleep | (code == REF) | ((code == PRE) & pins.a[10])
                 ),
                 command.bank.eq(bank),
                 command.a.eq(pins.a),
