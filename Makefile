@@ -5,14 +5,15 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware \
-	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop usb-guest calibrate bench-boards \
-	bitstream registers mutate-gateware fresh clean
+	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
+	calibrate bench-boards bitstream registers mutate-gateware fresh clean
 
 help:
 	@echo 'make demo             record gups and python3 in the testbed, report, validate'
 	@echo 'make test             lint and all tests (boots the patched kernel in QEMU)'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
+	@echo 'make sim-soc          a simulated device with its firmware captures a program, over UDP'
 	@echo 'make mutate-gateware  seeded faults, each of which a test must notice'
 	@echo 'make bitstream        place and route for ECP5: clocks reached, size'
 	@echo 'make registers        the register map of the gateware'
@@ -69,6 +70,7 @@ test: setup .venv/gateware-ready packages-firmware lint
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
+	$(PYTHON) -m ptat_testbed.sim_soc
 	$(PYTHON) -m ptat_gateware.bitstream
 
 SIZE ?= full
@@ -111,6 +113,9 @@ fuzz: .venv/ready
 REQUESTS ?= 300000
 sim-snoop: packages .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests $(REQUESTS)
+
+sim-soc: setup .venv/gateware-ready packages-firmware
+	@$(PYTHON) -m ptat_testbed.sim_soc
 
 mutate-gateware: packages .venv/gateware-ready
 	@$(PYTHON) gateware/tests/mutate.py

@@ -30,6 +30,7 @@ from litex.soc.interconnect.csr import CSRStatus
 from migen import If, Signal
 
 from ptat_gateware.buffer import Buffer
+from ptat_gateware.link.ft601 import FT601Link, FT601Pins
 from ptat_gateware.link.store import CHUNK_BYTES, ChunkStore
 from ptat_gateware.link.udp import UDP_PORT, UDPLink
 from ptat_gateware.selftest import Meter, PatternGenerator
@@ -40,6 +41,7 @@ from ptat_parser import wire
 ROM_BYTES = 32 * 1024
 SRAM_BYTES = 16 * 1024
 UART_BAUD = 1_000_000
+FT601_CLOCK_HZ = 100_000_000
 RANKS = 2
 GRANULARITY_BYTES = 64  # what a burst of DDR3 shows of an address
 
@@ -169,6 +171,14 @@ class CaptureSoC(SoCCore):
         port = ethcore.udp.crossbar.get_port(UDP_PORT, dw=32)
         self.comb += [link.source.connect(port.sink), port.source.connect(link.datagrams)]
 
+    def add_ft601(self, pads: Any) -> None:
+        """USB 3; DRAM holds what the host has not yet fetched."""
+        self.link = link = FT601Link()
+        self.ft601 = FT601Pins(pads, link.pads)
+        self.platform.add_period_constraint(self.ft601.cd_ft.clk, 1e9 / FT601_CLOCK_HZ)
+        self._buffer_ports = self._dram_ports()
+        self._buffer_bytes = self._dram_bytes
+
     def add_snooper(
         self,
         commands: Sequence[Any],
@@ -201,3 +211,14 @@ class CaptureSoC(SoCCore):
             snooper.source.connect(self.link.sink),
         ]
         self.add_constant("BUFFER_DRAM_BYTES", self._dram_bytes)
+
+    def add_capture(self, capture: Any, delay_taps: int, aux: Any) -> None:
+        """Snoop on what ``capture`` sees; ``aux`` are the pins ``sync`` and ``trigger``.
+
+        The pins' input delays have ``delay_taps`` steps.
+        """
+        self.add_constant("CAPTURE_PINS", len(capture.words))
+        self.add_constant("CAPTURE_TAPS", delay_taps)
+        self.add_snooper(
+            capture.commands, capture.stopped, sync_pulse=aux.sync, trigger_pin=aux.trigger
+        )

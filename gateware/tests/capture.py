@@ -58,6 +58,8 @@ class Top(LiteXModule):
             "code": self.decoder.illegal.code,
             "pulse": self.snooper.sync_pulse,
             "pin": self.snooper.trigger_pin,
+            "halt": self.snooper.halt,
+            "restart": self.snooper.restart,
             "advance": self.snooper.advance,
         }
         for i, lane in enumerate(self.decoder.sources):

@@ -439,6 +439,36 @@ def test_start_by_pin_stop_by_pin():
     assert [mark.argument for mark in found.marks] == [0, 2, 2]
 
 
+def test_a_watchdog_ends_a_recording_and_says_so():
+    board = recording(Board())
+    rng = np.random.default_rng(20)
+    halt = np.zeros(3000, np.uint8)
+    halt[2000:] = 1
+    board.play(traffic(rng, 3000), halt=halt)
+    everything = board.expected()
+    board.run(20, halt=1)
+    found, _ = finished(board)
+    assert abs(len(found.time) - 2000) < 10
+    np.testing.assert_array_equal(found.address, everything.address[: len(found.time)])
+    assert [(mark.code, mark.argument) for mark in found.marks] == [(Mark.START, 0), (Mark.STOP, 3)]
+
+
+def test_blocks_count_from_0_after_a_restart():
+    board = recording(Board())
+    board.play(traffic(np.random.default_rng(21), 3000))
+    before, _ = finished(board)
+    assert before.blocks == board.read("packer_blocks") == 3
+    board.run(1, restart=1)
+    board.words.clear()
+    board.start()
+    board.play(traffic(np.random.default_rng(22), 1500))
+    board.run(20)
+    board.stop()
+    board.drain()
+    words = np.concatenate(board.words)
+    assert (words[:: wire.BLOCK_WORDS] & 0xFFFF_FFFF).tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("phases", [4, 8])
 def test_start_and_stop_by_window(phases):
     board = Board(phases, clocks=(SNOOP | SYS, SYS, SYS))

@@ -24,14 +24,14 @@ from pathlib import Path
 from ptat_parser.wire import BLOCK_BYTES
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
-COMMAND = ["seqpage", "2000"]
+COMMAND = ["seqpage", "--bytes", "12M"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Record and validate."""
     parser = argparse.ArgumentParser(prog="make sim-soc", description=__doc__.splitlines()[0])
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep the session there")
-    parser.add_argument("command", nargs="*", default=COMMAND, help="default: seqpage 2000")
+    parser.add_argument("command", nargs="*", default=COMMAND, help="default: seqpage --bytes 12M")
     arguments = parser.parse_args(argv)
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ptat-sim-soc.") as temporary:

@@ -61,13 +61,12 @@ class File
 		if (fwrite(&word, sizeof(word), 1, file_) != 1)
 			die(2, "%s: %s", path_, strerror(errno));
 	}
-	/* For people who wait: lines are seen when they are complete. */
+	/* For those who wait: at once in the file. */
 	void put_byte(uint8_t byte)
 	{
 		if (fputc(byte, file_) == EOF)
 			die(2, "%s: %s", path_, strerror(errno));
-		if (byte == '\n')
-			flush();
+		flush();
 	}
 	void flush()
 	{

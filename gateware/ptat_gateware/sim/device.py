@@ -84,8 +84,13 @@ class Device:
 
     @property
     def console(self) -> str:
-        """What its UART has said."""
-        return (self._work / "uart").read_text(errors="replace")
+        """What its UART has said, in complete lines."""
+        return self.console_bytes.decode(errors="replace")
+
+    @property
+    def console_bytes(self) -> bytes:
+        """What its UART has said; frames, too."""
+        return (self._work / "uart").read_bytes()
 
     def timed(
         self, words: U64, time_ticks: U64, gap_ticks: int, tick: Callable[[], None]

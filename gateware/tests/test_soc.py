@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The simulated device with its firmware: self test, commands on each link, health."""
+
+import shutil
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ptat_gateware.sim import soc
+from ptat_gateware.sim.device import Device
+from ptat_host.boards.client import Client
+from ptat_host.boards.udp import UdpLink
+from ptat_host.protocol import Command, Frame, FrameReader, Identity, State
+from ptat_parser import wire
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("verilator") is None or shutil.which("riscv64-unknown-elf-gcc") is None,
+    reason="no Verilator or compiler (setup/packages.sh gateware firmware)",
+)
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with Device() as device:
+        yield device
+
+
+def identity_is_right(identity: Identity) -> None:
+    assert identity.git_hash == soc.GIT_HASH.hex()
+    assert identity.wire_version == wire.VERSION
+    assert (identity.board, identity.channels) == ("simulation", 1)
+    assert identity.tick_hz == 800_000_000
+
+
+def test_memory_and_capture_pass_the_self_test(device: Device) -> None:
+    lines = device.console.splitlines()
+    assert "memory: passed" in lines
+    assert "capture: passed" in lines
+
+
+def test_commands_over_udp(device: Device) -> None:
+    with Client(UdpLink(f"127.0.0.1:{device.port}"), PATIENCE_S) as client:
+        identity_is_right(client.identify())
+        health = client.health()
+        assert (health.state, health.fill_bytes, health.lost) == (State.IDLE, 0, 0)
+        assert health.capacity_bytes > 32 << 20
+        assert health.illegal == (0,) * 8
+
+
+def test_commands_over_the_uart_among_other_bytes(device: Device) -> None:
+    request = Frame(Command.IDENTIFY, 0x1234, host=7).encode()
+    device.send_to_uart(b"noise" + request[:9] + request)
+    reader, seen = FrameReader(), 0
+    deadline_s = time.monotonic() + PATIENCE_S
+    frames: list[Frame] = []
+    while not frames and time.monotonic() < deadline_s:
+        data = device.console_bytes
+        frames = reader.feed(data[seen:])
+        seen = len(data)
+        time.sleep(0.1)
+    (answer,) = frames
+    assert (answer.id, answer.host, answer.response) == (0x1234, 7, True)
+    identity_is_right(Identity.decode(answer.payload))
