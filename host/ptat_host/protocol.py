@@ -290,7 +290,7 @@ class Health:
     blocks: int
     """Blocks that the buffer gave to the link, since START."""
     illegal: tuple[int, ...]
-    """Illegal bus commands by kind, since power-up, saturating."""
+    """Illegal bus commands by kind, since START, saturating."""
     temperature_mc: int | None
     """In 1/1000 °C; None: the board has no sensor."""
     state: int
