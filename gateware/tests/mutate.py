@@ -31,7 +31,7 @@ RESTART = "test_decoder.py::test_restart[DDR3]"
 ADDRESS = "test_address.py::test_as_the_host_says"
 FILTER = "test_filter.py::test_each_access_at_the_edges"
 BLOCKS = "test_pack.py::test_words_to_blocks[0.3-1.0-32]"
-TWO_T = "test_decoder.py::test_2t[DDR4-4-4]"
+TWO_T = "test_decoder.py::test_2t[DDR4-4-4-1]"
 SPARSE = "test_snooper.py::test_sparse_traffic[4-32]"
 
 

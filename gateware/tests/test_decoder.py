@@ -229,10 +229,11 @@ def test_legal_streams(
 
 
 @needs_verilator
-@pytest.mark.parametrize("case", [CASES[0], *CASES[5:]], ids=lambda c: f"{c[0].name}-{c[1]}-{c[2]}")
-def test_2t(case: tuple[Standard, int, int, int, int, Timing]) -> None:
+@each_case
+def test_2t(
+    standard: Standard, phases: int, ranks: int, mirror: int, burst: int, timing: Timing
+) -> None:
     """Pins that hold a command for two clocks carry it once, at the clock that selects a rank."""
-    standard, phases, ranks, mirror, burst, timing = case
     setup = Setup(standard, ranks, mirror, burst, timing.t_rcd)
     controller = Controller(setup, timing, random.Random(phases + ranks), two_t=True)
     pins = stream(controller, CLOCKS_CK)

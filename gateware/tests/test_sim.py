@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import shutil
+import zlib
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ import pytest
 from ptat_gateware.sim import geometry, run
 from ptat_gateware.sim.build import SimulatorError, simulator
 from ptat_gateware.sim.words import CHANNEL_SHIFT
-from ptat_parser.blocks import BlockWriter, Lost
+from ptat_host.dram import Window
+from ptat_parser import wire
+from ptat_parser.blocks import BlockWriter, BusReader, Lost
+from ptat_parser.errors import BadInput
 from ptat_testbed import sim_snoop
 from ptat_testbed.sim_snoop import Requests, Stall, Stream, Verdict, Wrong
+from ptat_testbed.snooped import SnoopedMemory
 
 needs_verilator = pytest.mark.skipif(
     shutil.which("verilator") is None or shutil.which("g++") is None,
@@ -96,6 +101,32 @@ def test_what_the_harness_refuses(tmp_path):
     simulation = run.Simulation(1, 2)
     with pytest.raises(SimulatorError, match="No such file or directory"):
         simulation.execute([tmp_path / "missing" / "bus.0.raw"])
+
+
+@needs_verilator
+def test_snoopers_that_are_not_fit_to_record(tmp_path):
+    """The gateware goes on, and marks what it cannot tell; the host refuses the stream."""
+    windows = [Window(0, 1 << 20), Window(1 << 19, 1 << 21)]
+    with pytest.raises(BadInput, match="overlap"):
+        SnoopedMemory(1, windows)
+    bus = [tmp_path / "bus.0.raw"]
+    address = np.arange(0, 6400, 64, dtype=np.uint64)
+    for register, message in (
+        ("address_control", "no address mapping"),
+        ("filter_window0_control", "no address window"),
+    ):
+        memory = SnoopedMemory(1, windows[:1])
+        memory.simulation.write(f"snooper0_{register}", 0)
+        memory.start()
+        memory.simulation.flood(memory.words(address, np.zeros(address.size, np.bool_)))
+        with pytest.raises(BadInput, match=message):
+            memory.execute(bus)
+        chunks = list(BusReader(bus[0]))
+        assert not sum(chunk.time.size for chunk in chunks)
+        marks = [mark for chunk in chunks for mark in chunk.marks]
+        errors = [mark.argument for mark in marks if mark.code == wire.Mark.DECODE_ERROR]
+        refused = sum(argument >> wire.DECODE_ERROR_COUNT_SHIFT for argument in errors)
+        assert refused == (address.size if register == "address_control" else 0)
 
 
 def test_without_verilator(monkeypatch):
@@ -197,6 +228,19 @@ def test_arguments_that_make_no_sense(arguments):
     with pytest.raises(SystemExit) as stopped:
         sim_snoop.main(arguments)
     assert stopped.value.code == 2
+
+
+def test_trace_of_another_format_version(tmp_path, capsys):
+    trace = tmp_path / "bus.0.raw"
+    with trace.open("wb") as file, BlockWriter(file) as writer:
+        writer.access(1, 64, False)
+    block = np.fromfile(trace, "<u8")
+    block[wire.WORD_HEADER] += np.uint64(1) << np.uint64(wire.HEADER_VERSION_SHIFT)
+    check = int(block[wire.WORD_CHECK]) >> 32 << 32
+    block[wire.WORD_CHECK] = check | zlib.crc32(block[: wire.WORD_CHECK].tobytes())
+    block.tofile(trace)
+    assert sim_snoop.main(["--trace", str(trace)]) == 2
+    assert "format version 2; this ptat reads version 1" in capsys.readouterr().err
 
 
 def test_trace_that_is_none(tmp_path, capsys):

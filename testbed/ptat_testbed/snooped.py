@@ -31,6 +31,12 @@ SETTLE_CLOCKS = 200
 SILENT_CLOCKS = 4096
 """Links that are silent for so long have nothing more to send."""
 COUNTERS = ("accesses", "matched", "packer_emitted", "packer_lost")
+READINESS = (
+    "wire_version",
+    "address_control",
+    *(f"filter_window{i}_control" for i in range(dram.WINDOWS_MAX)),
+)
+"""What `dram.check_ready` asks for."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class SnoopedMemory:
         """Stop the snoopers and run it all; the streams go to `bus_paths`.
 
         :raises BoardError: it could not be run, or the snoopers' counters do not add up.
+        :raises BadInput: a snooper was not fit to record: `ptat_host.dram.check_ready`.
         """
         self.simulation.run(SETTLE_CLOCKS)
         for channel in range(self.channels):
@@ -130,7 +137,7 @@ class SnoopedMemory:
         for channel in range(self.channels):
             self.simulation.write(f"snooper{channel}_control", LATCH)
             self.simulation.run(SETTLE_CLOCKS)
-            for register in COUNTERS:
+            for register in (*COUNTERS, *READINESS):
                 self.simulation.read(f"snooper{channel}_{register}")
         try:
             result = self.simulation.execute(bus_paths)
@@ -138,8 +145,12 @@ class SnoopedMemory:
             raise BoardError(str(error), error.hint) from error
         counters = []
         for channel in range(self.channels):
-            values = (result.registers[f"snooper{channel}_{name}"][0] for name in COUNTERS)
-            counters.append(Counters(*values))
+            mine = {
+                name: result.registers[f"snooper{channel}_{name}"][0]
+                for name in (*COUNTERS, *READINESS)
+            }
+            dram.check_ready(mine.__getitem__)
+            counters.append(Counters(*(mine[name] for name in COUNTERS)))
             counters[-1].check(channel)
         return result, counters
 
