@@ -4,18 +4,19 @@
 The layout is `ptat_parser.wire`'s. A reader holds one chunk of blocks at a time; a damaged
 block is an error that names it or, when salvaging, counted and left out.
 
-Nearly all words of a capture are accesses. The decoder takes them in groups without a branch, and
-looks at single words only where others are.
+Nearly all words of a capture are accesses. Chunks that hold nothing else stay as they are
+(`PlainChunk`) for whoever can use them so; the others are decoded word by word (`Chunk`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +68,9 @@ HEADER_KIND_SHIFT = np.uint64(wire.HEADER_CHANNEL_SHIFT)
 HEADER_SEQ_MASK = np.uint64((1 << wire.HEADER_SEQ_BITS) - 1)
 CHECK_CRC_MASK = np.uint64((1 << wire.CHECK_CRC_BITS) - 1)
 CHECK_ZERO_MASK = np.uint64(0xFFFF << wire.CHECK_CRC_BITS)
-GROUP = 16
-"""Words looked at together."""
+ACCESS_TAG_BITS = TAG_ACCESS << TAG_SHIFT
+TAG_MASK = ~((ONE << TAG_SHIFT) - ONE)
+WRITE_BIT = ONE << ACCESS_WRITE_SHIFT
 
 _SALVAGE_HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
 _ACCESS_DELTA_MAX = int(ACCESS_DELTA_MASK)
@@ -188,6 +190,74 @@ class Chunk:
     lost: list[Lost] = field(default_factory=list)
     marks: list[MarkRecord] = field(default_factory=list)
 
+    @property
+    def accesses(self) -> int:
+        """How many there are."""
+        return self.time.size
+
+    @property
+    def last_ticks(self) -> int:
+        """Time of the last access, -1 if there is none."""
+        return int(self.time[-1]) if self.time.size else -1
+
+    def access(self, position: int) -> tuple[int, int, bool]:
+        """Time, address and direction of an access."""
+        return int(self.time[position]), int(self.address[position]), bool(self.write[position])
+
+    def stores(self) -> tuple[npt.NDArray[np.int64], U64, U64]:
+        """Positions, times and addresses of the writes."""
+        rows = np.flatnonzero(self.write)
+        return rows, self.time[rows], self.address[rows]
+
+    def decoded(self) -> Chunk:
+        """Itself."""
+        return self
+
+
+class PlainChunk:
+    """Blocks that hold `BLOCK_RECORDS_MAX` accesses each and nothing else, undecoded.
+
+    Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes. The words
+    are read when they are asked for, and hold until the next but one chunk of the reader.
+    """
+
+    lost: tuple[Lost, ...] = ()
+    marks: tuple[MarkRecord, ...] = ()
+
+    def __init__(self, blocks: int, last_ticks: int, writes: bool, read: Callable[[], U64]) -> None:
+        self.accesses = blocks * wire.BLOCK_RECORDS_MAX
+        self.last_ticks = last_ticks
+        self.writes = writes
+        self._read = read
+
+    @cached_property
+    def words(self) -> U64:
+        """Shape ``(blocks, 1024)``."""
+        return self._read()
+
+    def access(self, position: int) -> tuple[int, int, bool]:
+        """Time, address and direction of an access."""
+        ticks, address, write = _access(self.words, position)
+        return int(ticks), int(address), bool(write)
+
+    def stores(self) -> tuple[npt.NDArray[np.int64], U64, U64]:
+        """Positions, times and addresses of the writes."""
+        if not self.writes:
+            return np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
+        return _writes(self.words)
+
+    def decoded(self) -> Chunk:
+        """The same with arrays."""
+        time, address = np.empty(self.accesses, np.uint64), np.empty(self.accesses, np.uint64)
+        write = np.empty(self.accesses, np.bool_)
+        for block, start in enumerate(range(0, self.accesses, BLOCK_RECORDS_MAX)):
+            part = slice(start, start + BLOCK_RECORDS_MAX)
+            decode_plain(self.words[block], time[part], address[part], write[part])
+        return Chunk(time, address, write)
+
+
+AnyChunk: TypeAlias = Chunk | PlainChunk
+
 
 @dataclass(frozen=True)
 class Lost:
@@ -244,7 +314,9 @@ class BusReader:
                 _SALVAGE_HINT,
             )
         self._first = 0
-        self._states: list[tuple[int, ...]] = []  # before each chunk, once all have been read
+        # Of each chunk, once all have been read: what it holds, and the state before it.
+        self._holds: list[int] = []
+        self._states: list[tuple[int, ...]] = []
         self._cut = bool(rest_bytes or self._stream.cut)
         self._to_the_end = True
 
@@ -276,41 +348,88 @@ class BusReader:
         self._stream.readinto(first * wire.BLOCK_BYTES, words.data.cast("B"))
 
     def __iter__(self) -> Iterator[Chunk]:
+        return (chunk.decoded() for chunk in self.chunks())
+
+    def chunks(self) -> Iterator[AnyChunk]:
+        """As iterating, but chunks that hold only accesses are left undecoded."""
         state = np.zeros(_STATE, np.int64)
         state[_SEQ] = -1
         state[_TICKS] = self.since_ticks
-        if self._first and self._states:
-            state[:] = self._states[self._first // self.chunk_blocks]
+        known = self._damaged is not None and bool(self._states)
         states: list[tuple[int, ...]] = []
+        holds: list[int] = []
         damaged: set[int] = set()
-        buffer = np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64)
+        # One chunk more may be looked at while the last one is still in use.
+        buffers = [np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64) for _ in range(2)]
         end = self._first + self.blocks
         for first in range(self._first, end, self.chunk_blocks):
-            words = buffer[: min(self.chunk_blocks, end - first)]
+            chunk = first // self.chunk_blocks
+            buffers.reverse()
+            words = buffers[0][: min(self.chunk_blocks, end - first)]
+            if known:
+                state[:] = self._states[chunk]
+                if self._holds[chunk] != OTHERS:
+                    state[:] = self._states[chunk + 1]
+                    yield self._plain(self._holds[chunk], state, first, words)
+                    continue
             self.read(first, words)
             states.append(tuple(state.tolist()))
-            yield self._decode(words, first, state, damaged)
+            crc = self._crcs(words, first)
+            holds.append(OTHERS if known else look(words, crc, self._kind, state))
+            if holds[-1] == OTHERS:
+                yield self._decode(words, crc, first, state, damaged)
+            else:
+                yield self._plain(holds[-1], state, first, words, is_read=True)
         if self._damaged is None and self._first == 0:
-            self._damaged, self._states = damaged, states
+            states.append(tuple(state.tolist()))
+            self._damaged, self._holds, self._states = damaged, holds, states
         missing_blocks = int(state[_MISSING]) + self._cut
         if missing_blocks and self._to_the_end:
             nothing = np.empty(0, np.uint64)
             lost = Lost(0, int(state[_TICKS]), END_OF_TIME, None, missing_blocks)
             yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
 
-    def _decode(
-        self, words: U64, first: int, state: npt.NDArray[np.int64], damaged: set[int]
-    ) -> Chunk:
-        if self._damaged is None:
-            crc = _crcs(words)
-        else:
-            crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
-            crc[[i for i in range(len(words)) if first + i in self._damaged]] ^= ONE
+    def _plain(
+        self,
+        holds: int,
+        state: npt.NDArray[np.int64],
+        first: int,
+        words: U64,
+        is_read: bool = False,
+    ) -> PlainChunk:
+        def read() -> U64:
+            if not is_read:
+                self.read(first, words)
+            return words
+
+        return PlainChunk(len(words), int(state[_TICKS]), holds == WRITES, read)
+
+    @property
+    def _kind(self) -> np.uint64:
+        """The bits of a block's header from the channel up."""
         kind = (
             wire.MAGIC << wire.HEADER_MAGIC_SHIFT
             | wire.VERSION << wire.HEADER_VERSION_SHIFT
             | self.channel << wire.HEADER_CHANNEL_SHIFT
         )
+        return np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT)
+
+    def _crcs(self, words: U64, first: int) -> U64:
+        """CRC of each block; once all have been looked at, what makes them good or bad again."""
+        if self._damaged is None:
+            return _crcs(words)
+        crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
+        crc[[i for i in range(len(words)) if first + i in self._damaged]] ^= ONE
+        return crc
+
+    def _decode(
+        self,
+        words: U64,
+        crc: U64,
+        first: int,
+        state: npt.NDArray[np.int64],
+        damaged: set[int],
+    ) -> Chunk:
         capacity = len(words) * wire.BLOCK_RECORDS_MAX
         time, address = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
         write = np.empty(capacity, np.bool_)
@@ -318,9 +437,8 @@ class BusReader:
         good = np.empty(len(words), np.bool_)
         expected_seq = int(state[_SEQ])
         accesses, n_others = decode_blocks(
-            words, crc, np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT), state,
-            good, time, address, write, others,
-        )  # fmt: skip
+            words, crc, self._kind, state, good, time, address, write, others
+        )
         if not good.all():
             bad = np.flatnonzero(~good).tolist()
             if not self._salvage:
@@ -344,6 +462,11 @@ class BusReader:
         problem = _problem(words[i], int(crc[i]), self.channel, expected_seq)
         at = (first + i) * wire.BLOCK_BYTES
         raise ParseError(f"{self.path}: block {first + i} at byte {at}: {problem}", _SALVAGE_HINT)
+
+
+def chunks_of(reader: Iterable[Chunk]) -> Iterator[AnyChunk]:
+    """The chunks of a reader, undecoded where it can give them so."""
+    return reader.chunks() if isinstance(reader, BusReader) else iter(reader)
 
 
 def _crcs(words: U64) -> U64:
@@ -391,6 +514,119 @@ _SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
 _STATE = 3
 
 
+OTHERS, READS, WRITES = range(3)
+"""What a chunk holds: other words than accesses, reads only, or some writes."""
+
+
+@jit
+def _is_good(words: U64, crc: Integer, kind: Integer, seq: Integer, last: Integer) -> bool:
+    """Whether a block is what its header and its check word say, and may follow.
+
+    `seq`: the sequence number expected, -1 if none is; `last`: time of the last record.
+    """
+    header, check = words[WORD_HEADER], words[WORD_CHECK]
+    return bool(
+        header >> HEADER_KIND_SHIFT == kind
+        and check & CHECK_CRC_MASK == crc
+        and check >> TAG_SHIFT == TAG_CHECK
+        and check & CHECK_ZERO_MASK == 0
+        and check >> CHECK_COUNT_SHIFT & COUNT_MASK <= BLOCK_RECORDS_MAX
+        and _gap(words, seq) <= _SEQ_MASK // 2
+        and words[WORD_TIME] <= TIME_MASK
+        and (_ahead(words, last) < AHEAD_MAX or seq < 0)
+    )
+
+
+@jit
+def _ahead(words: U64, last: Integer) -> Integer:
+    """Ticks from `last` to a block's time."""
+    return (words[WORD_TIME] - last) & TIME_MASK
+
+
+@jit
+def _gap(words: U64, seq: Integer) -> Integer:
+    """Blocks missing before this one."""
+    return (np.int64(words[WORD_HEADER] & HEADER_SEQ_MASK) - seq) & _SEQ_MASK if seq >= 0 else 0
+
+
+@jit
+def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> Integer:
+    """Verify blocks, and say what they hold; `state` stays as it was if that is `OTHERS`."""
+    writes = np.uint64(0)
+    seq = state[_SEQ]
+    last = np.uint64(state[_TICKS])
+    if state[_MISSING]:
+        return OTHERS
+    for b in range(words.shape[0]):
+        block = words[b]
+        if (
+            not _is_good(block, crc[b], kind, seq, last)
+            or _gap(block, seq)
+            or block[WORD_CHECK] >> CHECK_COUNT_SHIFT & COUNT_MASK != BLOCK_RECORDS_MAX
+            or last + _ahead(block, last) != block[WORD_TIME]  # the counter has wrapped
+        ):
+            return OTHERS
+        seq = (np.int64(block[WORD_HEADER] & HEADER_SEQ_MASK) + 1) & _SEQ_MASK
+        last = block[WORD_TIME]
+        others = np.uint64(0)
+        for i in range(WORD_FIRST_RECORD, WORD_CHECK):
+            word = block[i]
+            others |= word ^ ACCESS_TAG_BITS
+            last += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+        if others & TAG_MASK:
+            return OTHERS
+        writes |= others
+    state[_SEQ] = seq
+    state[_TICKS] = np.int64(last)
+    return WRITES if writes & WRITE_BIT else READS
+
+
+@jit
+def decode_plain(block: U64, time: U64, address: U64, write: npt.NDArray[np.bool_]) -> None:
+    """Decode the words of a block that holds only accesses: times (ticks), addresses (bytes)."""
+    now = block[WORD_TIME]
+    for i in range(BLOCK_RECORDS_MAX):
+        word = block[WORD_FIRST_RECORD + i]
+        now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+        time[i] = now
+        address[i] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+        write[i] = word & WRITE_BIT != 0
+
+
+@jit
+def _access(words: U64, position: Integer) -> tuple[Integer, Integer, Integer]:
+    """Time, address and direction of an access in blocks that hold only accesses."""
+    block = words[position // BLOCK_RECORDS_MAX]
+    records = block[WORD_FIRST_RECORD : WORD_FIRST_RECORD + position % BLOCK_RECORDS_MAX + 1]
+    now = block[WORD_TIME]
+    for word in records:
+        now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+    address = (records[-1] & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+    return now, address, records[-1] & WRITE_BIT
+
+
+@jit
+def _writes(words: U64) -> tuple[npt.NDArray[np.int64], U64, U64]:
+    """Positions, times and addresses of the writes in blocks that hold only accesses."""
+    n: Integer = 0
+    for b in range(words.shape[0]):
+        for i in range(WORD_FIRST_RECORD, WORD_CHECK):
+            n += np.int64(words[b, i] >> ACCESS_WRITE_SHIFT & ONE)
+    position, time, address = np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.uint64)
+    n = 0
+    for b in range(words.shape[0]):
+        now = words[b, WORD_TIME]
+        for i in range(BLOCK_RECORDS_MAX):
+            word = words[b, WORD_FIRST_RECORD + i]
+            now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+            if word & WRITE_BIT:
+                position[n] = b * BLOCK_RECORDS_MAX + i
+                time[n] = now
+                address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+                n += 1
+    return position, time, address
+
+
 @jit
 def decode_blocks(
     words: U64,
@@ -414,25 +650,13 @@ def decode_blocks(
     m = 0
     last = np.uint64(state[_TICKS])
     for b in range(words.shape[0]):
-        good[b] = False
-        header, check = words[b, WORD_HEADER], words[b, WORD_CHECK]
-        count: Integer = np.int64(check >> CHECK_COUNT_SHIFT & COUNT_MASK)
-        seq = np.int64(header & HEADER_SEQ_MASK)
-        is_first = state[_SEQ] < 0
-        gap = 0 if is_first else (seq - state[_SEQ]) & _SEQ_MASK
-        ahead = (words[b, WORD_TIME] - last) & TIME_MASK
-        if (
-            header >> HEADER_KIND_SHIFT != kind
-            or check & CHECK_CRC_MASK != crc[b]
-            or check >> TAG_SHIFT != TAG_CHECK
-            or check & CHECK_ZERO_MASK != 0
-            or count > BLOCK_RECORDS_MAX
-            or gap > _SEQ_MASK // 2
-            or words[b, WORD_TIME] > TIME_MASK
-            or (ahead >= AHEAD_MAX and not is_first)
-        ):
+        good[b] = _is_good(words[b], crc[b], kind, state[_SEQ], last)
+        if not good[b]:
             state[_MISSING] += 1
             continue
+        count: Integer = np.int64(words[b, WORD_CHECK] >> CHECK_COUNT_SHIFT & COUNT_MASK)
+        gap = _gap(words[b], state[_SEQ])
+        ahead = _ahead(words[b], last)
         accesses, n_others = n, m
         now = last + ahead
         # Blocks that were left out here are part of the gap.
@@ -446,53 +670,39 @@ def decode_blocks(
             m += 1
         valid = True
         end: Integer = WORD_FIRST_RECORD + count
-        for i in range(WORD_FIRST_RECORD, end, GROUP):
-            stop: Integer = min(i + GROUP, end)
-            all_accesses = True
-            for j in range(i, stop):
-                all_accesses &= words[b, j] >> TAG_SHIFT == TAG_ACCESS
-            if all_accesses:
-                for j in range(i, stop):
-                    word = words[b, j]
-                    now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
-                    time[n + j - i] = now
-                    address[n + j - i] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-                    write[n + j - i] = word >> ACCESS_WRITE_SHIFT & ONE
-                n += stop - i
-                continue
-            for j in range(i, stop):
-                word = words[b, j]
-                tag = word >> TAG_SHIFT
-                if tag == TAG_ACCESS:
-                    now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
-                    time[n] = now
-                    address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-                    write[n] = word >> ACCESS_WRITE_SHIFT & ONE
-                    n += 1
-                elif tag == TAG_TIME:
-                    ahead = (word - now) & TIME_MASK
-                    valid &= ahead < AHEAD_MAX
-                    now += ahead
-                elif tag in (TAG_LOST, TAG_MARK):
-                    others[m, 0] = n
-                    others[m, 1] = now
-                    now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
-                    others[m, 2] = now
-                    others[m, 3] = tag
-                    others[m, 4] = word & EVENT_VALUE_MASK
-                    m += 1
-                else:
-                    valid = False
+        for j in range(WORD_FIRST_RECORD, end):
+            word = words[b, j]
+            tag = word >> TAG_SHIFT
+            if tag == TAG_ACCESS:
+                now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+                time[n] = now
+                address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+                write[n] = word >> ACCESS_WRITE_SHIFT & ONE
+                n += 1
+            elif tag == TAG_TIME:
+                ahead = (word - now) & TIME_MASK
+                valid &= ahead < AHEAD_MAX
+                now += ahead
+            elif tag in (TAG_LOST, TAG_MARK):
+                others[m, 0] = n
+                others[m, 1] = now
+                now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
+                others[m, 2] = now
+                others[m, 3] = tag
+                others[m, 4] = word & EVENT_VALUE_MASK
+                m += 1
+            else:
+                valid = False
         padding = np.uint64(0)
         for j in range(end, WORD_CHECK):
             padding |= words[b, j]
         if not valid or padding != 0:
             n, m = accesses, n_others
             state[_MISSING] += 1
+            good[b] = False
             continue
-        good[b] = True
         last = now
-        state[_SEQ] = (seq + 1) & _SEQ_MASK
+        state[_SEQ] = (np.int64(words[b, WORD_HEADER] & HEADER_SEQ_MASK) + 1) & _SEQ_MASK
         state[_MISSING] = 0
     state[_TICKS] = np.int64(last)
     return n, m

@@ -20,3 +20,6 @@ jit = numba.njit(cache=True, nogil=True)
 numba compiles a module's functions again when that module changes, not when one that it takes
 constants from does: touch the former too.
 """
+
+inlined = numba.njit(cache=True, nogil=True, inline="always")
+"""Like `jit`, for what compiled code calls often: handing on tuples of arrays is costly."""

@@ -20,17 +20,31 @@ where that is older than a retry takes, about one that the clocks put right behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import kernel_log, markers
-from ptat_parser.blocks import Chunk
+from ptat_parser import kernel_log, markers, wire
+from ptat_parser.blocks import (
+    ACCESS_ADDRESS_MASK,
+    ACCESS_DELTA_MASK,
+    ACCESS_DELTA_SHIFT,
+    ADDRESS_UNIT_SHIFT,
+    BLOCK_RECORDS_MAX,
+    WORD_FIRST_RECORD,
+    WORD_TIME,
+    WRITE_BIT,
+    AnyChunk,
+    Chunk,
+    PlainChunk,
+    chunks_of,
+    decode_plain,
+)
 from ptat_parser.clock import Clock
-from ptat_parser.jit import Integer, jit
+from ptat_parser.jit import Integer, inlined, jit
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.rpt import (
@@ -38,7 +52,10 @@ from ptat_parser.rpt import (
     EMPTY,
     ENTRIES,
     EPOCH_TICKS,
+    HALF,
     LEAF,
+    LOW_HALF,
+    NO_SLOT,
     NOTHING_PENDING,
     TABLE,
     UNTRACED,
@@ -48,7 +65,7 @@ from ptat_parser.rpt import (
     Tables,
 )
 from ptat_parser.session import Session
-from ptat_parser.survey import Progress, no_progress
+from ptat_parser.survey import FirstAccess, Progress, no_progress
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -73,16 +90,19 @@ HOLD_S = 50e-6
 """A fault event waits so long for reads that the clocks may have put behind it."""
 
 HELD_BACK = 1 << 17
-"""Records that wait for a fault event before they are handed on."""
+"""So many accesses before a fault event, the read that it is about is looked for."""
 
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _ONE = np.uint64(1)
 _U32 = np.int64(0xFFFF_FFFF)
+_PAGE_SHIFT = np.uint64(12)
+_ENTRY_SHIFT = np.uint64(3)
 
 # Elements of the vector of counters that segments of a replay hand on.
 (
-    N_OUTPUT,  # records put out
+    N_OUTPUT,  # reads classified
+    N_HELD,  # those of them that a fault event may be about
     N_PAGES,  # pages numbered, from 1
     NEXT_TIMED,  # the next event without a marker
     STORES,
@@ -101,11 +121,12 @@ _U32 = np.int64(0xFFFF_FFFF)
     NEXT_HELD,  # the next fault event to be matched; it and those up to NEXT_TIMED wait
     LAG_LEAST,  # least ticks from a read of an empty entry to its fault event
     RETRY_LEAST,  # … to the next read of the slot, with that event between
-    LOSS_FLOOR,  # records before this one are separated from now by a loss
+    NEXT_WATCHED,  # the next fault event whose table is not yet watched for reads
+    LOSS_FLOOR,  # held reads before this one are separated from now by a loss
     EPOCH,  # `Rpt.epoch_ticks`
     FIRST_READ,  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
-) = range(22)
-COUNTERS = 22
+) = range(24)
+COUNTERS = 24
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -125,14 +146,37 @@ LEAST_UNKNOWN = np.iinfo(np.int64).max
 ) = range(11)
 PAGE_COLUMNS = 11
 
-GROUP = 128
+
+GROUP = BLOCK_RECORDS_MAX
 """Accesses that are looked at together."""
 
 
-class _Output(NamedTuple):
-    """Records not yet handed on: `first` is the number of the one in element 0 (0-d array)."""
+class Records(NamedTuple):
+    """Classified reads in bus order: time (ticks), page number (from 0) and kind."""
+
+    time: U64
+    page: U32
+    kind: U8
+
+
+class _Accesses(NamedTuple):
+    """A chunk for the inner loop: its `words` if it is a `PlainChunk`, else its arrays."""
+
+    words: U64
+    time: U64
+    address: U64
+    write: npt.NDArray[np.bool_]
+
+
+class _Held(NamedTuple):
+    """Reads that a fault event may be about, the last ones of them.
+
+    `first` is the number of the one in element 0 (0-d array), `record` its number among all reads;
+    `page` counts from 1; `previous` is the number, plus one, of the read before of the same slot.
+    """
 
     first: I64
+    record: I64
     time: U64
     page: U32
     kind: U8
@@ -174,7 +218,7 @@ class _Config(NamedTuple):
 # Tuples of arrays are costly to hand on: what runs for each access takes single arrays.
 
 
-@jit
+@inlined
 def _store(
     level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, mapped: U8
 ) -> None:
@@ -191,7 +235,7 @@ def _store(
                 pending[s] = NOTHING_PENDING
 
 
-@jit
+@inlined
 def _table_line(next_address: Integer, t: Tables, config: _Config) -> Integer:
     """Line of the PMD entry that leads to the PTE table that holds `next_address`, or -1."""
     offset = next_address - config.base
@@ -204,7 +248,7 @@ def _table_line(next_address: Integer, t: Tables, config: _Config) -> Integer:
     return -1 if parent < 0 else parent & -config.line
 
 
-@jit
+@inlined
 def _pmd_kind(
     slot: Integer, gap: Integer, next_address: Integer, t: Tables, count: I64, config: _Config
 ) -> tuple[Integer, bool, bool]:
@@ -237,7 +281,7 @@ def _pmd_kind(
     return FAULT, True, False
 
 
-@jit
+@inlined
 def _end_walk(
     pmd_line: Integer, parent_slot: Integer, now: Integer, count: I64, line: Integer
 ) -> None:
@@ -275,7 +319,7 @@ def _usual_step(
     return np.sort(steps[:n])[n // 2] if n else 0
 
 
-@jit
+@inlined
 def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped: U8) -> Integer:
     """Entries of the line that may have been read, as bits."""
     bits: Integer = 0
@@ -285,7 +329,7 @@ def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped:
     return bits if bits else (1 << line) - 1
 
 
-@jit
+@inlined
 def _of_candidates(number: Integer, bits: Integer, now: Integer, pages: I64, count: I64) -> Integer:
     """Number of the page of the same line that stands for these candidates; `number`: any of it.
 
@@ -310,12 +354,32 @@ def _of_candidates(number: Integer, bits: Integer, now: Integer, pages: I64, cou
     return other
 
 
+@inlined
+def _watch(range_: Integer, step: Integer, t: Tables) -> None:
+    """Count a fault event about a range in (1) or out (-1): meanwhile its reads are held."""
+    t.watched[range_] += step
+    page = t.last_page[range_]
+    if page >= 0 and t.level[page] == 1 and t.range_of_frame[t.frame[page]] == range_:
+        t.quick_slot[page] = NO_SLOT if t.watched[range_] else np.int64(t.frame[page]) * ENTRIES
+
+
 @jit
+def _watch_until(time: Integer, t: Tables, timed: _Timed, count: I64) -> None:
+    """Hold the reads that fault events before `time` may be about."""
+    while count[NEXT_WATCHED] < timed.time.size and timed.time[count[NEXT_WATCHED]] < time:
+        i = count[NEXT_WATCHED]
+        if timed.kind[i] == kernel_log.FAULT:
+            _watch(timed.range1[i], 1, t)
+        count[NEXT_WATCHED] += 1
+
+
+@inlined
 def _match_fault(
     i: Integer,
     slot: Integer,
     t: Tables,
-    out: _Output,
+    out: Records,
+    held: _Held,
     timed: _Timed,
     pages: I64,
     count: I64,
@@ -336,31 +400,33 @@ def _match_fault(
     found: Integer = -1
     link = np.int64(t.last_read[slot])
     while link != 0:
-        number = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32)
-        at = number - out.first[0]
-        read_ticks = np.int64(out.time[at]) if at >= 0 else oldest
+        number = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32)
+        at = number - held.first[0]
+        read_ticks = np.int64(held.time[at]) if at >= 0 else oldest
         if at < 0 or (found >= 0 and read_ticks < oldest):
             break
-        if out.kind[at] == MISS and read_ticks <= max(latest, behind):
+        if held.kind[at] == MISS and read_ticks <= max(latest, behind):
             if number < count[LOSS_FLOOR]:
                 if found < 0 and read_ticks + config.patience > latest:
-                    timed.doubt_ticks[i] = out.time[at]
+                    timed.doubt_ticks[i] = held.time[at]
                 break
             if found < 0 or read_ticks <= latest:
                 found = at
             if read_ticks <= latest:
                 break
-        link = np.int64(out.previous[at])
+        link = np.int64(held.previous[at])
     if found < 0:
         count[FAULTS_UNMATCHED] += 1
         return
-    out.kind[found] = FAULT
-    pages[out.page[found], P_MISSES] -= 1
-    pages[out.page[found], P_FAULTED] += 1
+    held.kind[found] = FAULT
+    if config.records:
+        out.kind[held.record[found]] = FAULT
+    pages[held.page[found], P_MISSES] -= 1
+    pages[held.page[found], P_FAULTED] += 1
     count[FAULTS_MATCHED] += 1
 
 
-@jit
+@inlined
 def _take(i: Integer, line: Integer, t: Tables, timed: _Timed, count: I64) -> None:
     """Fault event `i` is about the last read of an empty entry of the line."""
     read_ticks = np.int64(t.owed_ticks[line])
@@ -370,7 +436,7 @@ def _take(i: Integer, line: Integer, t: Tables, timed: _Timed, count: I64) -> No
     count[LAG_LEAST] = min(count[LAG_LEAST], np.int64(timed.time[i]) - read_ticks)
 
 
-@jit
+@inlined
 def _settle(
     i: Integer, line: Integer, empty: bool, t: Tables, timed: _Timed, count: I64, config: _Config
 ) -> bool:
@@ -398,7 +464,7 @@ def _settle(
     return True
 
 
-@jit
+@inlined
 def _fault(i: Integer, t: Tables, timed: _Timed, count: I64, config: _Config) -> None:
     """Find the line that the walk of a fault event ended at: the tables may change."""
     page = np.int64(t.page_of_range[timed.range2[i]])
@@ -418,25 +484,30 @@ def _fault(i: Integer, t: Tables, timed: _Timed, count: I64, config: _Config) ->
     _settle(i, line, t.state[line] == EMPTY, t, timed, count, config)
 
 
-@jit
-def _retry_after(
-    line: Integer, read_ticks: Integer, t: Tables, out: _Output, count: I64
-) -> Integer:
+@inlined
+def _retry_after(line: Integer, read_ticks: Integer, t: Tables, held: _Held, count: I64) -> Integer:
     """Ticks from a read to the next miss of the line, if that has come, or LEAST_UNKNOWN."""
     retry: Integer = LEAST_UNKNOWN
     link = np.int64(t.last_read[line])
     while link != 0:
-        at = count[N_OUTPUT] - ((count[N_OUTPUT] + 1 - link) & _U32) - out.first[0]
-        if at < 0 or np.int64(out.time[at]) <= read_ticks:
+        at = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32) - held.first[0]
+        if at < 0 or np.int64(held.time[at]) <= read_ticks:
             break
-        retry = np.int64(out.time[at]) - read_ticks
-        link = np.int64(out.previous[at])
+        retry = np.int64(held.time[at]) - read_ticks
+        link = np.int64(held.previous[at])
     return retry
 
 
-@jit
+@inlined
 def _match(
-    i: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+    i: Integer,
+    t: Tables,
+    out: Records,
+    held: _Held,
+    timed: _Timed,
+    pages: I64,
+    count: I64,
+    config: _Config,
 ) -> None:
     """Match fault event `i`, which has waited."""
     line = timed.line[i]
@@ -446,36 +517,60 @@ def _match(
     if not timed.read_ticks[i] and t.owed_ticks[line] < timed.time[i] + config.hold // 2:
         _settle(i, line, bool(timed.was_empty[i]), t, timed, count, config)
     if timed.read_ticks[i]:
-        retry = _retry_after(line, timed.read_ticks[i], t, out, count)
+        retry = _retry_after(line, timed.read_ticks[i], t, held, count)
         count[RETRY_LEAST] = min(count[RETRY_LEAST], retry)
     else:
-        _match_fault(i, line, t, out, timed, pages, count, config)
+        _match_fault(i, line, t, out, held, timed, pages, count, config)
     timed.line[i] = -1
 
 
-@jit
+@inlined
 def _match_held(
-    until: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+    until: Integer,
+    t: Tables,
+    out: Records,
+    held: _Held,
+    timed: _Timed,
+    pages: I64,
+    count: I64,
+    config: _Config,
 ) -> None:
     """Match the fault events before `until`."""
     while count[NEXT_HELD] < count[NEXT_TIMED] and timed.time[count[NEXT_HELD]] < until:
-        _match(count[NEXT_HELD], t, out, timed, pages, count, config)
+        i = count[NEXT_HELD]
+        _match(i, t, out, held, timed, pages, count, config)
+        if timed.kind[i] == kernel_log.FAULT:
+            _watch(timed.range1[i], -1, t)
         count[NEXT_HELD] += 1
 
 
 @jit
 def _match_frame(
-    frame: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+    frame: Integer,
+    t: Tables,
+    out: Records,
+    held: _Held,
+    timed: _Timed,
+    pages: I64,
+    count: I64,
+    config: _Config,
 ) -> None:
     """Match the fault events about a table whose page is used again: its reads all came."""
     for i in range(count[NEXT_HELD], count[NEXT_TIMED]):
         if timed.line[i] // ENTRIES == frame:
-            _match(i, t, out, timed, pages, count, config)
+            _match(i, t, out, held, timed, pages, count, config)
 
 
-@jit
+@inlined
 def _timed_until(
-    time: Integer, t: Tables, out: _Output, timed: _Timed, pages: I64, count: I64, config: _Config
+    time: Integer,
+    t: Tables,
+    out: Records,
+    held: _Held,
+    timed: _Timed,
+    pages: I64,
+    count: I64,
+    config: _Config,
 ) -> None:
     """Apply the events without a marker up to a bus time."""
     while count[NEXT_TIMED] < timed.time.size and timed.time[count[NEXT_TIMED]] < time:
@@ -492,10 +587,10 @@ def _timed_until(
                     t.mapped[slot] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
         count[NEXT_TIMED] += 1
     if time > config.hold:
-        _match_held(time - config.hold, t, out, timed, pages, count, config)
+        _match_held(time - config.hold, t, out, held, timed, pages, count, config)
 
 
-@jit
+@inlined
 def _timed_after(timed: _Timed, count: I64, config: _Config) -> Integer:
     """When an event without a marker is next, or has waited."""
     next_timed = _NEVER
@@ -506,7 +601,7 @@ def _timed_after(timed: _Timed, count: I64, config: _Config) -> Integer:
     return next_timed
 
 
-@jit
+@inlined
 def _unexplained(
     time: Integer, address: Integer, reason: Integer, count: I64, examples: U64
 ) -> None:
@@ -517,46 +612,7 @@ def _unexplained(
     count[UNEXPLAINED] += 1
 
 
-@jit
-def _known_reads(
-    time: U64,
-    address: U64,
-    write: npt.NDArray[np.bool_],
-    start: Integer,
-    stop: Integer,
-    quiet: Integer,
-    base: Integer,
-    size: Integer,
-    in_line: Integer,
-    leaf_slots: I64,
-    known: U32,
-    slots: U64,
-    numbers: U32,
-) -> bool:
-    """Whether accesses are what nearly all are: reads of PTEs that were read before.
-
-    Fills `slots` and `numbers` (of pages). Each step is done for the whole group, so that
-    loads from tables that no cache holds overlap.
-    """
-    if quiet < time[stop - 1]:
-        return False
-    count = stop - start
-    other = False
-    for j in range(count):
-        offset = address[start + j] - base
-        leaf = leaf_slots[min(offset, size - _ONE) >> np.uint64(12)]
-        other |= write[start + j] | (offset >= size) | (leaf < 0)
-        slots[j] = np.uint64(max(leaf, 0)) | (offset >> np.uint64(3) & in_line)
-    if other:
-        return False
-    for j in range(count):
-        number = known[slots[j]]
-        other |= number == 0
-        numbers[j] = number
-    return not other
-
-
-@jit
+@inlined
 def _number(slot: Integer, range_: Integer, numbers: U32, pages: I64, count: I64) -> Integer:
     """Give the page of a slot the next number."""
     count[N_PAGES] += 1
@@ -568,16 +624,33 @@ def _number(slot: Integer, range_: Integer, numbers: U32, pages: I64, count: I64
 
 
 @jit
-def _replay(
-    time: U64,
+def _find_slots(
     address: U64,
     write: npt.NDArray[np.bool_],
+    quick_slot: I64,
+    base: Integer,
+    size: Integer,
+    in_line: Integer,
+    slots: I64,
+) -> None:
+    """The slot of each access that is a read of a PTE which needs no second look, else below 0."""
+    for i in range(address.size):
+        offset = min(address[i] - base, size)
+        index = np.int64(offset >> _ENTRY_SHIFT & in_line)
+        slot = quick_slot[np.int64(offset >> _PAGE_SHIFT)] + index
+        slots[i] = NO_SLOT if write[i] else slot
+
+
+@jit
+def _replay(
+    chunk: _Accesses,
     start: Integer,
     stop: Integer,
     after: Integer,
     after_ticks: Integer,
     t: Tables,
-    out: _Output,
+    out: Records,
+    held: _Held,
     timed: _Timed,
     pages: I64,
     count: I64,
@@ -587,65 +660,95 @@ def _replay(
     """Replay the accesses ``start … stop``, between which no table event stands.
 
     `after` is the address read right after the chunk, at `after_ticks`.
+
+    Nearly all accesses are reads of PTEs of which it is known, or plain to see, that they are
+    misses. These take the inner loop, in which all that waits for memory is one counter, and as
+    little as possible is done besides, so that a core waits for many of them at once.
     """
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
-    line, faults, entries = config.line, config.faults, config.entries
+    line, faults, entries, records = config.line, config.faults, config.entries, config.records
     levels, frames, parent_slots = t.level, t.frame, t.parent_slot
-    state, owed, mapped = t.state, t.owed, t.mapped
-    numbers, known = t.page, t.known
-    last_read, misses, last = t.last_read, t.misses, t.last
+    state, owed, mapped, numbers = t.state, t.owed, t.mapped, t.page
+    counted = t.counted
     epoch = np.uint64(count[EPOCH]) - _ONE
-    leaf_slots = t.leaf_slot
-    keep = faults or config.records
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
-    grouped = line == 1 or not entries  # else each read says which entries were mapped
-    slots, pages_read = np.empty(GROUP, np.uint64), np.empty(GROUP, np.uint32)
-    out_time, out_page, out_kind, out_previous = out.time, out.page, out.kind, out.previous
-    first_output = out.first[0]
+    quick = line == 1 or not entries  # else each read says which entries were mapped
+    out_time, out_page, out_kind = out.time, out.page, out.kind
     n_output = count[N_OUTPUT]
     next_timed = _timed_after(timed, count, config)
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
+    slots = np.empty(GROUP, np.int64)
+    blocks = chunk.words.shape[0]
+    if blocks:
+        time, address = np.empty(GROUP, np.uint64), np.empty(GROUP, np.uint64)
+        write = np.empty(GROUP, np.bool_)
 
-    for first in range(start, stop, GROUP):
-        end = min(first + GROUP, stop)
-        if grouped and pmd_line < 0 and n_output > 0 and _known_reads(
-            time, address, write, first, end, next_timed, base, size, in_line, leaf_slots,
-            known, slots, pages_read,
-        ):  # fmt: skip
-            count_known = end - first
-            for j in range(count_known):
-                misses[slots[j]] += 1
-                last[slots[j]] = time[first + j] - epoch
-            if keep:
-                at = n_output - first_output
-                for j in range(count_known):
-                    out_time[at + j] = time[first + j]
-                    out_page[at + j] = pages_read[j]
-                    out_kind[at + j] = MISS
-            if faults:
-                for j in range(count_known):
-                    out_previous[at + j] = last_read[slots[j]]
-                    last_read[slots[j]] = (n_output + j + 1) & _U32
-            n_output += count_known
-            lone_reads += count_known
-            continue
+    for group in range(start // GROUP, -(-stop // GROUP)):
+        first = group * GROUP
+        following, following_ticks = after, after_ticks
+        if blocks:
+            decode_plain(chunk.words[group], time, address, write)
+            if group + 1 < blocks:
+                following, following_ticks = _first_read(chunk.words[group + 1])
+        else:
+            time, address = chunk.time[first : first + GROUP], chunk.address[first : first + GROUP]
+            write = chunk.write[first : first + GROUP]
+            if first + GROUP < chunk.time.size:
+                following = (
+                    _NO_ADDRESS if chunk.write[first + GROUP] else chunk.address[first + GROUP]
+                )
+                following_ticks = np.int64(chunk.time[first + GROUP])
+        if quick:
+            _find_slots(address, write, t.quick_slot, base, size, in_line, slots)
+        i = max(start - first, 0)
+        end = min(stop - first, GROUP)
+        while i < end:
+            if quick and pmd_line < 0 and n_output > 0:
+                began = i
+                quick_end = end
+                if next_timed < time[end - 1]:
+                    quick_end = i
+                    while time[quick_end] <= next_timed:
+                        quick_end += 1
+                while i < quick_end:
+                    slot = slots[i]
+                    if slot < 0:
+                        break
+                    known = counted[slot]
+                    if known == 0:
+                        if numbers[slot] or state[slot] == EMPTY:
+                            break
+                        range_ = t.range_of_frame[slot // ENTRIES]
+                        number = _number(slot, range_, numbers, pages, count)
+                        pages[number, P_FIRST] = time[i]
+                        pages[number, P_ORDER] = n_output + i - began
+                    counted[slot] = (known + _ONE) & LOW_HALF | time[i] - epoch << HALF
+                    i += 1
+                if records:
+                    for j in range(began, i):
+                        out_time[n_output + j - began] = time[j]
+                        out_page[n_output + j - began] = numbers[slots[j]] - 1
+                n_output += i - began
+                lone_reads += i - began
+                if i == end:
+                    break
 
-        for i in range(first, end):
             now = time[i]
+            i += 1
             if next_timed < now:
                 count[N_OUTPUT] = n_output
-                _timed_until(now, t, out, timed, pages, count, config)
+                _timed_until(now, t, out, held, timed, pages, count, config)
                 next_timed = _timed_after(timed, count, config)
-            offset = address[i] - base
+            offset = address[i - 1] - base
             if offset >= size:
-                _unexplained(now, address[i], OUTSIDE_REGION, count, examples)
+                _unexplained(now, address[i - 1], OUTSIDE_REGION, count, examples)
                 continue
-            page = np.int64(offset >> np.uint64(12))
+            page = np.int64(offset >> _PAGE_SHIFT)
             frame = np.int64(frames[page])
             level = levels[page]
-            slot = (frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -line
-            if write[i]:
+            slot = (frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -line
+            if write[i - 1]:
                 if offset < marker_bytes:
                     continue
                 count[STORES] += 1
@@ -672,11 +775,12 @@ def _replay(
                     _end_walk(pmd_line, parent_slots[frame], now, count, line)
                     pmd_line = -1
             elif level == 2:
-                following, gap = after, after_ticks - np.int64(now)
-                if i + 1 < time.size:
-                    following = _NO_ADDRESS if write[i + 1] else address[i + 1]
-                    gap = np.int64(time[i + 1] - now)
-                kind, empty, goes_on = _pmd_kind(slot, gap, following, t, count, config)
+                if i < time.size:
+                    next_address = _NO_ADDRESS if write[i] else address[i]
+                    gap = np.int64(time[i] - now)
+                else:
+                    next_address, gap = following, following_ticks - np.int64(now)
+                kind, empty, goes_on = _pmd_kind(slot, gap, next_address, t, count, config)
                 if n_output == 0:
                     count[FIRST_READ] = -1
                 count[WALKS_BROKEN] += pmd_line >= 0
@@ -685,7 +789,7 @@ def _replay(
                 count[WALK_PMD_TICKS] = now
             else:
                 reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
-                _unexplained(now, address[i], reason, count, examples)
+                _unexplained(now, address[i - 1], reason, count, examples)
                 continue
 
             number = np.int64(numbers[slot])
@@ -698,31 +802,25 @@ def _replay(
             if line > 1 and kind == MISS and (entries or level == 2):
                 bits = _candidates(slot, line, level, state, mapped)
                 if bits != pages[number, P_CANDIDATES]:
-                    pages[number, P_MISSES] += misses[slot]
-                    if last[slot]:
-                        pages[number, P_LAST] = np.int64(epoch + last[slot])
-                    misses[slot] = 0
                     used = count[N_PAGES]
                     number = _of_candidates(number, bits, now, pages, count)
                     numbers[slot] = number
                     if count[N_PAGES] > used:
                         pages[number, P_ORDER] = n_output
                         pages[number, P_EARLY] = 0
-            last[slot] = now - epoch
-
-            at = n_output - first_output
-            if keep:
-                out_time[at] = now
-                out_page[at] = number
-                out_kind[at] = kind
+            if records:
+                out_time[n_output] = now
+                out_page[n_output] = number - 1
+                out_kind[n_output] = kind
+            if kind == MISS and level == 1 and quick:
+                counted[slot] = (counted[slot] + _ONE) & LOW_HALF | now - epoch << HALF
+            else:
+                pages[number, P_LAST] = now
+                pages[number, P_MISSES] += kind == MISS
             n_output += 1
             if kind == MISS:
-                misses[slot] += 1
-                if level == 1:
-                    known[slot] = number
                 if faults:
-                    out_previous[at] = last_read[slot]
-                    last_read[slot] = n_output & _U32
+                    _hold(n_output - 1, now, number, slot, t.last_read, held, count)
             elif kind == FAULT:
                 pages[number, P_FAULTED] += 1
                 if faults and empty and owed[slot] < 255:
@@ -733,17 +831,52 @@ def _replay(
     count[WALKS_BROKEN] += lone_reads
 
 
-class Records(NamedTuple):
-    """Classified reads in bus order: time (ticks), page number (from 0) and kind."""
+@inlined
+def _hold(
+    record: Integer,
+    now: Integer,
+    number: Integer,
+    slot: Integer,
+    last_read: U32,
+    held: _Held,
+    count: I64,
+) -> None:
+    """Keep a miss for fault events to come."""
+    at = count[N_HELD] - held.first[0]
+    held.record[at] = record
+    held.time[at] = now
+    held.page[at] = number
+    held.kind[at] = MISS
+    held.previous[at] = last_read[slot]
+    count[N_HELD] += 1
+    last_read[slot] = count[N_HELD] & _U32
 
-    time: U64
-    page: U32
-    kind: U8
+
+@jit
+def _collect(start: Integer, stop: Integer, t: Tables, pages: I64, epoch_ticks: Integer) -> None:
+    """Move what was counted of the slots ``start … stop`` to their pages."""
+    for slot in range(start, stop):
+        known = t.counted[slot]
+        if known:
+            page = pages[t.page[slot]]
+            page[P_MISSES] += np.int64(known & LOW_HALF)
+            page[P_LAST] = max(page[P_LAST], epoch_ticks - 1 + np.int64(known >> HALF))
+            t.counted[slot] = 0
+
+
+@inlined
+def _first_read(block: U64) -> tuple[Integer, Integer]:
+    """Address and time of a block's first access, if it is a read."""
+    word = block[WORD_FIRST_RECORD]
+    if word & WRITE_BIT:
+        return _NO_ADDRESS, 0
+    delta = word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(block[WORD_TIME] + delta)
 
 
 @dataclass
 class Replay:
-    """A finished replay.
+    """A finished replay; when pickled, the numbers of `pages` take no more bytes than they need.
 
     `pages` has one row for each page number; columns are `P_MISSES` …
     `counters` is indexed by `STORES` … `unexplained` lists the first reads that nothing
@@ -757,14 +890,28 @@ class Replay:
     unexplained: list[tuple[int, int, str]]
     doubts: list[tuple[int, int]]
 
+    def __getstate__(self) -> dict[str, Any]:
+        least = self.pages.min(axis=0) if len(self.pages) else np.zeros(PAGE_COLUMNS, np.int64)
+        columns = [
+            (column - low).astype(np.min_scalar_type(int(column.max(initial=low)) - int(low)))
+            for column, low in zip(self.pages.T, least, strict=True)
+        ]
+        return self.__dict__ | {"pages": (least, columns)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        least, columns = state["pages"]
+        pages = np.empty((columns[0].size, PAGE_COLUMNS), np.int64)
+        for number, column in enumerate(columns):
+            pages[:, number] = column
+        self.__dict__ = state | {"pages": pages + least}
+
 
 @dataclass(frozen=True)
 class Span:
     """A part of the stream that is replayed alone: see `ptat_parser.spans`.
 
     Blocks ``first_block … end_block``; the number of the first access; the time of the first
-    access, and of the first one after, None at the end of the stream; address and time of the
-    latter if it is a read.
+    access, and of the first one after, None at the end of the stream.
     """
 
     number: int
@@ -773,15 +920,15 @@ class Span:
     first_access: int = 0
     start_ticks: int = 0
     end_ticks: int | None = None
-    after: tuple[int, int] | None = None
 
 
 class Replayer:
     """Classifies every access of a stream.
 
-    `stores`: those that `placement` is about; `faults`, `entries`: these events were recorded, and
-    may be relied on; `started`, `stopped`: the stream begins and ends with the recording, nothing
-    is missing there; `losses`: positions of accesses before which kernel events were lost.
+    `firsts`: the first access of each chunk of the stream; `faults`, `entries`: these events were
+    recorded, and may be relied on; `started`, `stopped`: the stream begins and ends with the
+    recording, nothing is missing there; `losses`: positions of accesses before which kernel events
+    were lost.
 
     The reverse page table (`rpt`) and how far the table events are applied go on from span to
     span; nothing else does.
@@ -793,6 +940,7 @@ class Replayer:
         log: KernelLog,
         placement: markers.Placement,
         clock: Clock,
+        firsts: Sequence[FirstAccess | None],
         *,
         faults: bool,
         entries: bool,
@@ -821,6 +969,12 @@ class Replayer:
             self.rpt.apply(self._events[i], int(self._ticks[i]))
         self._schedule = _Schedule(placement, self._ticks, started, losses)
         self._stopped = stopped
+        self._pages = np.zeros((1, PAGE_COLUMNS), np.int64)
+        self._pages_used = 0
+        self._firsts = firsts
+        there = [first for first in firsts if first]
+        self._first_numbers = np.array([first.number for first in there], np.int64)
+        self._first_ticks = np.array([first.ticks for first in there], np.uint64)
 
     @property
     def fault_ticks(self) -> U64:
@@ -840,27 +994,30 @@ class Replayer:
         """Go past a span, doing what its stores and table events do only."""
         entries = self._timed.kind != kernel_log.FAULT
         timed = _Timed(*(column[entries] for column in self._timed))
-        self._run(reader, span, None, self._config._replace(faults=False), timed, no_progress, True)
+        config = self._config._replace(faults=False)
+        self._run(reader, span, _NO_RECORDS, config, timed, no_progress, True)
 
     def run(
         self,
         reader: Reader,
         span: Span,
-        sink: Callable[[Records], None] | None,
+        records: Records | None,
         progress: Progress = no_progress,
     ) -> Replay:
-        """Classify the accesses of a span and hand the reads on to `sink`, in bus order.
+        """Classify the accesses of a span.
 
-        The arrays that `sink` gets hold until it returns; without one, reads are only counted.
+        The reads, of which there are `N_OUTPUT`, are written to `records`, whose arrays hold as
+        many as the span has accesses; without it, they are only counted. The result's `pages` hold
+        until this is called again.
         """
-        config = self._config._replace(records=sink is not None, continued=span.number > 0)
-        return self._run(reader, span, sink, config, self._timed, progress, False)
+        config = self._config._replace(records=records is not None, continued=span.number > 0)
+        return self._run(reader, span, records or _NO_RECORDS, config, self._timed, progress, False)
 
     def _run(
         self,
         reader: Reader,
         span: Span,
-        sink: Callable[[Records], None] | None,
+        records: Records,
         config: _Config,
         timed: _Timed,
         progress: Progress,
@@ -874,95 +1031,122 @@ class Replayer:
         if span.number:
             count[NEXT_TIMED] = np.searchsorted(timed.time, np.uint64(span.start_ticks))
         first_timed = int(count[NEXT_TIMED])
-        count[NEXT_HELD] = first_timed
-        pages = np.zeros((1 << 16, PAGE_COLUMNS), np.int64)
+        count[NEXT_HELD] = count[NEXT_WATCHED] = first_timed
+        pages = self._pages
+        pages[: self._pages_used] = 0
         examples = np.zeros((EXAMPLES, 3), np.uint64)
-        keep = config.faults or sink is not None
-        out = _output(0)
+        held = _hold_none(0)
         done_accesses = span.first_access
         done_blocks = span.first_block
-        held_back = HELD_BACK if config.faults else 0
         last_read = -1  # address of the last access if it was a read
 
         def apply(event: TableEvent, at_ticks: int) -> None:
             if event.kind == kernel_log.TABLE_ALLOC:
                 frame = rpt.slot(event.pa) // ENTRIES
-                _match_frame(frame, rpt.tables, out, timed, pages, count, config)
+                _match_frame(frame, rpt.tables, records, held, timed, pages, count, config)
             elif event.kind == kernel_log.TABLE_MOVE:
-                _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+                match_held()
             rpt.apply(event, at_ticks)
 
+        def match_held() -> None:
+            _match_held(_NEVER, rpt.tables, records, held, timed, pages, count, config)
+
         def lose() -> None:
-            _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
+            match_held()
             slot = rpt.slot(last_read)
             if config.line > 1 and slot >= 0 and rpt.level(last_read) == 2:
                 # Which of the line's entries was read, the next access would have told.
                 rpt.tables.owed[slot & -config.line] = 0
-            count[LOSS_FLOOR] = count[N_OUTPUT]
+            count[LOSS_FLOOR] = count[N_HELD]
             count[WALK_PMD] = -1
             rpt.after_loss()
 
-        for chunk, after, after_ticks in _with_next(reader, span.after):
+        def collect() -> None:
+            _collect(0, rpt.slots, rpt.tables, pages, rpt.epoch_ticks)
+
+        for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
             steps = schedule.within(chunk, done_accesses)
             is_first = span.number > 0 and done_accesses == span.first_access
             if is_first and config.line > 1 and not stores_only:
+                whole = chunk.decoded()
                 count[WALK_STEP] = _usual_step(
-                    chunk.time, chunk.address, chunk.write, rpt.tables, config
+                    whole.time, whole.address, whole.write, rpt.tables, config
                 )
-            done_accesses += chunk.time.size
-            at = [int(chunk.time[position]) for position, _ in steps]
+            done_accesses += chunk.accesses
+            done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
+            progress("replaying", done_blocks, span.end_block)
+            if stores_only and isinstance(chunk, PlainChunk) and not (steps or chunk.writes):
+                continue
+            at = [chunk.access(position)[0] for position, _ in steps]
             if stores_only:
+                chunk = chunk.decoded()
                 rows = np.flatnonzero(chunk.write)
                 steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
                 chunk = Chunk(chunk.time[rows], chunk.address[rows], chunk.write[rows])
-            accesses = chunk.time.size
-            if count[N_PAGES] + accesses >= len(pages):
-                more = np.zeros((len(pages) + accesses, PAGE_COLUMNS), np.int64)
-                pages = np.concatenate([pages, more])
-            if keep:
-                out = _make_room(out, int(count[N_OUTPUT]), accesses, held_back, sink)
+            size = chunk.accesses
+            pages = self._pages = with_room(pages, int(count[N_PAGES]) + 1, size)
+            if config.records:
+                records.kind[count[N_OUTPUT] : count[N_OUTPUT] + size] = MISS
+            if config.faults:
+                held = _make_room(held, int(count[N_HELD]), size)
+                _watch_until(self._horizon(done_accesses), rpt.tables, timed, count)
+            after, after_ticks = self._first_read(number + 1)
+            accesses = _accesses(chunk)
             start = 0
             for (position, event), at_ticks in zip(
-                [*steps, (accesses, _NOTHING)], [*at, 0], strict=True
+                [*steps, (size, _NOTHING)], [*at, 0], strict=True
             ):
                 while start < position:
-                    stop = _before_epochs_end(chunk.time, start, position, rpt.epoch_ticks)
-                    _replay(chunk.time, chunk.address, chunk.write, start, stop, after, after_ticks,
-                            rpt.tables, out, timed, pages, count, examples, config)  # fmt: skip
+                    stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
+                    _replay(
+                        accesses, start, stop, after, after_ticks, rpt.tables, records, held,
+                        timed, pages, count, examples, config,
+                    )  # fmt: skip
                     start = stop
                     if start < position:
-                        _add(pages, rpt.all_counts())
-                        rpt.epoch_ticks = int(chunk.time[start])
+                        collect()
+                        rpt.epoch_ticks = chunk.access(start)[0]
                         count[EPOCH] = rpt.epoch_ticks
-                if position:
-                    is_write = chunk.write[position - 1]
-                    last_read = -1 if is_write else int(chunk.address[position - 1])
+                if config.line > 1 and position:
+                    _, address, is_write = chunk.access(position - 1)
+                    last_read = -1 if is_write else address
                 if event == _LOSS:
                     lose()
                 elif event != _NOTHING:
                     apply(events[event], at_ticks)
             _add(pages, rpt.counts())
-            done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
-            progress("replaying", done_blocks, span.end_block)
         end_ticks = _NEVER if span.end_ticks is None else np.uint64(span.end_ticks)
+        _watch_until(end_ticks, rpt.tables, timed, count)
         if span.end_ticks is None and (schedule.lost or not self._stopped):
             lose()
         for event in schedule.rest(end_ticks):
-            _timed_until(ticks[event], rpt.tables, out, timed, pages, count, config)
+            _timed_until(ticks[event], rpt.tables, records, held, timed, pages, count, config)
             apply(events[event], int(ticks[event]))
-        _timed_until(end_ticks, rpt.tables, out, timed, pages, count, config)
-        _match_held(_NEVER, rpt.tables, out, timed, pages, count, config)
-        if sink is not None:
-            _hand_on(out, int(count[N_OUTPUT] - out.first[0]), sink)
-        _add(pages, rpt.all_counts())
+        _timed_until(end_ticks, rpt.tables, records, held, timed, pages, count, config)
+        match_held()
+        _add(pages, rpt.counts())
+        collect()
+        self._pages_used = int(count[N_PAGES]) + 1
         shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
         return Replay(
             rpt,
-            pages[1 : count[N_PAGES] + 1],
+            pages[1 : self._pages_used],
             count,
             [(at, address, REASONS[reason]) for at, address, reason in shown],
             _doubts(timed, first_timed, int(count[NEXT_TIMED])),
         )
+
+    def _horizon(self, accesses: int) -> np.uint64:
+        """Until when a fault event may be about one of the first `accesses`."""
+        chunk = int(np.searchsorted(self._first_numbers, accesses + HELD_BACK))
+        return self._first_ticks[chunk] if chunk < self._first_ticks.size else _NEVER
+
+    def _first_read(self, chunk: int) -> tuple[np.uint64, int]:
+        """Address and time of a chunk's first access, if it is a read."""
+        first = self._firsts[chunk] if chunk < len(self._firsts) else None
+        return (_NO_ADDRESS, 0) if first is None or first.write else (
+            np.uint64(first.address), first.ticks,
+        )  # fmt: skip
 
 
 def _doubts(timed: _Timed, first: int, end: int) -> list[tuple[int, int]]:
@@ -991,22 +1175,24 @@ class _Schedule:
         self._next_placed = 0
         self._next_late = 0
 
-    def within(self, chunk: Chunk, first: int) -> list[tuple[int, int]]:
+    def within(self, chunk: AnyChunk, first: int) -> list[tuple[int, int]]:
         """What happens in a chunk whose first access has the number `first`.
 
         Position in the chunk and event, or `_LOSS`; sorted by position.
         """
-        size = chunk.time.size
+        size = chunk.accesses
         if not size:
             self.lost |= bool(chunk.lost)
             return []
         # In a gap are first the events whose markers were lost there; the marker of an event that
         # was not is the first access after it.
-        end = int(np.searchsorted(self._late_ticks, chunk.time[-1], side="right"))
-        here = slice(self._next_late, end)
-        at = np.searchsorted(chunk.time, self._late_ticks[here])
-        steps = list(zip(at.tolist(), self._late[here].tolist(), strict=True))
-        self._next_late = end
+        end = int(np.searchsorted(self._late_ticks, np.uint64(chunk.last_ticks), side="right"))
+        steps: list[tuple[int, int]] = []
+        if end > self._next_late:
+            here = slice(self._next_late, end)
+            at = np.searchsorted(chunk.decoded().time, self._late_ticks[here])
+            steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
+            self._next_late = end
         positions = [0] * self.lost + [lost.position for lost in chunk.lost]
         positions = sorted(
             [*positions, *(p - first for p in self._losses if 0 <= p - first < size)]
@@ -1029,35 +1215,32 @@ class _Schedule:
         return late
 
 
-def _with_next(
-    reader: Reader, last: tuple[int, int] | None
-) -> Iterator[tuple[Chunk, np.uint64, int]]:
-    """Chunks, each with the address that is read right after it, and when.
-
-    `last` is that of the last one.
-    """
-    previous: Chunk | None = None
-    for chunk in reader:
-        if previous is not None:
-            is_read = chunk.time.size and not chunk.write[0]
-            if is_read:
-                yield previous, chunk.address[0], int(chunk.time[0])
-            else:
-                yield previous, _NO_ADDRESS, 0
-        previous = chunk
-    if previous is not None:
-        address, ticks = last or (int(_NO_ADDRESS), 0)
-        yield previous, np.uint64(address), ticks
+def with_room(rows: I64, used: int, wanted: int) -> I64:
+    """An array of rows that has room for more, which are 0; what was never used costs nothing."""
+    if used + wanted <= len(rows):
+        return rows
+    new = np.zeros((2 * len(rows) + wanted, *rows.shape[1:]), rows.dtype)
+    new[:used] = rows[:used]
+    return new
 
 
-def _before_epochs_end(time: U64, start: int, stop: int, epoch_ticks: int) -> int:
+def _accesses(chunk: AnyChunk) -> _Accesses:
+    if isinstance(chunk, PlainChunk):
+        return _Accesses(chunk.words, _NO_TIME, _NO_TIME, _NO_WRITE)
+    return _Accesses(_NO_WORDS, chunk.time, chunk.address, chunk.write)
+
+
+_NO_WORDS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
+_NO_WRITE = np.empty(0, np.bool_)
+
+
+def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:
     """The end of those accesses in ``start … stop`` that `epoch_ticks` is not too long before."""
-    end_ticks = np.uint64(epoch_ticks + EPOCH_TICKS)
-    return (
-        stop
-        if time[stop - 1] < end_ticks
-        else start + int(np.searchsorted(time[start:stop], end_ticks))
-    )
+    end_ticks = epoch_ticks + EPOCH_TICKS
+    if chunk.last_ticks < end_ticks:
+        return stop
+    time = chunk.decoded().time[start:stop]
+    return start + int(np.searchsorted(time, np.uint64(end_ticks)))
 
 
 def _add(pages: I64, counts: list[Counts]) -> None:
@@ -1066,9 +1249,13 @@ def _add(pages: I64, counts: list[Counts]) -> None:
         np.maximum.at(pages[:, P_LAST], page, last_ticks)
 
 
-def _output(capacity: int) -> _Output:
-    return _Output(
+_NO_RECORDS = Records(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint8))
+
+
+def _hold_none(capacity: int) -> _Held:
+    return _Held(
         np.zeros(1, np.int64),
+        np.empty(capacity, np.int64),
         np.empty(capacity, np.uint64),
         np.empty(capacity, np.uint32),
         np.empty(capacity, np.uint8),
@@ -1076,31 +1263,18 @@ def _output(capacity: int) -> _Output:
     )
 
 
-def _make_room(
-    out: _Output,
-    n_output: int,
-    wanted: int,
-    held_back: int,
-    sink: Callable[[Records], None] | None,
-) -> _Output:
-    """Hand on all but the last `held_back` records if there is no room for `wanted` more."""
-    used = n_output - int(out.first[0])
-    if used + wanted <= out.time.size:
-        return out
-    keep = min(held_back, used)
+def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:
+    """Forget all but the last `HELD_BACK` reads if there is no room for `wanted` more."""
+    used = n_held - int(held.first[0])
+    if used + wanted <= held.time.size:
+        return held
+    keep = min(HELD_BACK, used)
     leaving = used - keep
-    if sink is not None:
-        _hand_on(out, leaving, sink)
-    new = out if keep + wanted <= out.time.size else _output(2 * held_back + 2 * wanted)
-    for name in ("time", "page", "kind", "previous"):
-        getattr(new, name)[:keep] = getattr(out, name)[leaving:used]
-    new.first[0] = out.first[0] + leaving
+    new = held if keep + wanted <= held.time.size else _hold_none(2 * HELD_BACK + 2 * wanted)
+    for name in ("record", "time", "page", "kind", "previous"):
+        getattr(new, name)[:keep] = getattr(held, name)[leaving:used]
+    new.first[0] = held.first[0] + leaving
     return new
-
-
-def _hand_on(out: _Output, leaving: int, sink: Callable[[Records], None]) -> None:
-    if leaving:
-        sink(Records(out.time[:leaving], out.page[:leaving] - np.uint32(1), out.kind[:leaving]))
 
 
 def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _Timed:

@@ -8,12 +8,13 @@ for time_ns, page in results.misses():
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from ptat_parser.merge import open_bus
 from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
+from ptat_parser.spans import Worker
 from ptat_parser.survey import Progress, Survey, no_progress, survey
 
 FORMAT = "ptat-results"
@@ -105,7 +107,10 @@ def parse(
     unfinished = None
     try:
         unfinished = storage.begin(session.results_path)
-        summary = _parse_into(unfinished, session, salvage, counts_only, workers, address, progress)
+        with spans.workers(workers if workers > 1 and not address else 0) as crew:
+            summary = _parse_into(
+                unfinished, session, salvage, counts_only, crew, address, progress
+            )
         storage.finish(unfinished, session.results_path)
     except OSError as error:
         if unfinished:
@@ -150,7 +155,7 @@ def _parse_into(
     session: Session,
     salvage: bool,
     counts_only: bool,
-    workers: int,
+    crew: list[Worker],
     address: str | None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -194,6 +199,7 @@ def _parse_into(
         log,
         placement,
         fitted,
+        found.chunks,
         faults=faults,
         entries=entries,
         started=found.started,
@@ -206,17 +212,16 @@ def _parse_into(
     if not counts_only:
         for name in ("misses", "other"):
             (directory / name).mkdir()
-        accesses = np.diff([*starts, found.accesses]).tolist()
-        make_output = _MakeOutput(directory, fitted, accesses)
+        most = int(np.diff([*starts, found.accesses]).max())
+        make_output = _MakeOutput(directory, fitted, most)
     if address:
         done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
-    elif workers > 1:
-        done = spans.replay_in_processes(workers, replayer, reader, cut, make_output, progress)
+    elif crew:
+        done = spans.replay_in_processes(crew, replayer, reader, cut, make_output, progress)
     else:
         done = spans.replay_here(replayer, reader, cut, make_output, progress)
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
-    with storage.opened(directory / "pages.parquet", "wb") as file:
-        pq.write_table(pages, file, compression="zstd")
+    _write_pages(pages, directory / "pages.parquet")
     summary = _summary(session, found, log, placement, fitted, done, pages, faults)
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
@@ -226,36 +231,33 @@ def _make_nothing(_: Span) -> None:
     """Counts need no output."""
 
 
-class _Columns(NamedTuple):
-    """Rows of a file; misses have no kind."""
-
-    time: npt.NDArray[np.int64]
-    page: npt.NDArray[np.uint32]
-    kind: npt.NDArray[np.uint8]
-
-
 @jit
-def _split(
-    time: npt.NDArray[np.int64],
+def _take_misses(
+    records: Records,
+    start: Integer,
+    rows: Integer,
+    numbers: npt.NDArray[np.uint32],
+    origin_ticks: Integer,
+    origin_ns: Integer,
+    ns_per_tick: float,
+    time_ns: npt.NDArray[np.int64],
     page: npt.NDArray[np.uint32],
-    kind: npt.NDArray[np.uint8],
-    miss: _Columns,
-    misses: Integer,
-    other: _Columns,
-    others: Integer,
 ) -> tuple[Integer, Integer]:
-    """Append records to the columns of their kind; return the rows now used of both."""
-    for i in range(time.size):
-        if kind[i] == replaying.MISS:
-            miss.time[misses] = time[i]
-            miss.page[misses] = page[i]
-            misses += 1
-        else:
-            other.time[others] = time[i]
-            other.page[others] = page[i]
-            other.kind[others] = kind[i]
-            others += 1
-    return misses, others
+    """Fill `time_ns` and `page` with the misses from record `start` on.
+
+    Returns where the rest of them begins, and how many there are here. Times are those of
+    `Clock.to_ns`.
+    """
+    n = 0
+    i = start
+    while i < rows and n < time_ns.size:
+        if records.kind[i] == replaying.MISS:
+            time_ns[n] = np.int64(np.int64(records.time[i] - origin_ticks) * ns_per_tick)
+            time_ns[n] += origin_ns
+            page[n] = numbers[records.page[i]]
+            n += 1
+        i += 1
+    return i, n
 
 
 def _schema(**types: pa.DataType) -> pa.Schema:
@@ -268,53 +270,71 @@ _OTHERS = _schema(time=pa.int64(), page=pa.uint32(), kind=pa.uint8())
 
 @dataclass(frozen=True)
 class _MakeOutput:
-    """Makes the files of a span in `directory`; `accesses` of each span are at most so many."""
+    """Makes the files of a span, which has at most so many `accesses`, in `directory`."""
 
     directory: Path
     fitted: Clock
-    accesses: list[int]
+    accesses: int
+    free: list[Records] = field(default_factory=list)
 
     def __call__(self, span: Span) -> _Output:
-        return _Output(self.directory, span.number, self.fitted, self.accesses[span.number])
+        # Memory that was used before is there already.
+        records = self.free.pop() if self.free else self._new()
+        return _Output(self, span.number, records)
+
+    def _new(self) -> Records:
+        return Records(
+            np.empty(self.accesses, np.uint64),
+            np.empty(self.accesses, np.uint32),
+            np.empty(self.accesses, np.uint8),
+        )
 
 
 class _Output:
-    """The misses and other records of a span, held in columns and written as Parquet."""
+    """The reads of a span, held in `records` and written as Parquet."""
 
-    def __init__(self, directory: Path, number: int, fitted: Clock, accesses: int) -> None:
-        self._directory = directory
+    def __init__(self, made_by: _MakeOutput, number: int, records: Records) -> None:
+        self.records = records
+        self.rows = 0
+        self._made_by = made_by
         self._number = number
-        self._clock = fitted
-        # Memory that is never touched costs nothing.
-        self._misses, self._others = (
-            _Columns(
-                np.empty(accesses, np.int64), np.empty(accesses, np.uint32),
-                np.empty(accesses, np.uint8),
-            )
-            for _ in range(2)
-        )  # fmt: skip
-        self._miss_rows = self._other_rows = 0
 
-    def add(self, records: Records) -> None:
-        """Take records over."""
-        self._miss_rows, self._other_rows = _split(
-            self._clock.to_ns(records.time), records.page, records.kind,
-            self._misses, self._miss_rows, self._others, self._other_rows,
-        )  # fmt: skip
+    def __getstate__(self) -> dict[str, Any]:
+        time, page, kind = self.records
+        used = Records(time[: self.rows], page[: self.rows], kind[: self.rows])
+        return self.__dict__ | {"records": used}
 
     def write(self, numbers: npt.NDArray[np.uint32]) -> None:
         """Write them, with the numbers that the span's pages have in the whole."""
-        for name, schema, columns, rows in (
-            ("misses", _MISSES, self._misses, self._miss_rows),
-            ("other", _OTHERS, self._others, self._other_rows),
-        ):
-            path = self._directory / name / f"part-{self._number:05}.parquet"
-            with storage.opened(path, "wb") as stored, _parquet(stored, schema) as file:
-                for start in range(0, rows, GROUP_ROWS):
-                    part = slice(start, min(start + GROUP_ROWS, rows))
-                    arrays = [columns.time[part], numbers[columns.page[part]], columns.kind[part]]
-                    table = [pa.array(array) for array in arrays[: len(schema)]]
-                    file.write_table(pa.Table.from_arrays(table, schema=schema))
+        records, fitted = self.records, self._made_by.fitted
+        with self._file("misses", _MISSES) as file:
+            start = 0
+            size = min(GROUP_ROWS, self.rows)
+            time_ns, page = np.empty(size, np.int64), np.empty(size, np.uint32)
+            while start < self.rows:
+                start, n = _take_misses(
+                    records, start, self.rows, numbers, np.uint64(fitted.origin_ticks),
+                    fitted.origin_ns, fitted.ns_per_tick, time_ns, page,
+                )  # fmt: skip
+                if n:
+                    _write_group(file, time_ns[:n], page[:n])
+        with self._file("other", _OTHERS) as file:
+            rows = np.flatnonzero(records.kind[: self.rows] != replaying.MISS)
+            for start in range(0, rows.size, GROUP_ROWS):
+                at = rows[start : start + GROUP_ROWS]
+                time_ns = fitted.to_ns(records.time[at])
+                _write_group(file, time_ns, numbers[records.page[at]], records.kind[at])
+        self._made_by.free.append(records)
+
+    @contextlib.contextmanager
+    def _file(self, name: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+        path = self._made_by.directory / name / f"part-{self._number:05}.parquet"
+        with storage.opened(path, "wb") as stored, _parquet(stored, schema) as file:
+            yield file
+
+
+def _write_group(file: pq.ParquetWriter, *columns: npt.NDArray[Any]) -> None:
+    file.write_table(pa.Table.from_arrays([pa.array(c) for c in columns], schema=file.schema))
 
 
 def _parquet(path: Path | IO[bytes], schema: pa.Schema) -> pq.ParquetWriter:
@@ -326,8 +346,7 @@ def _parquet(path: Path | IO[bytes], schema: pa.Schema) -> pq.ParquetWriter:
         schema,
         use_dictionary=False,
         column_encoding={name: encoding[name] for name in names},
-        compression={name: "NONE" if name == "time" else "ZSTD" for name in names},
-        compression_level={name: 1 for name in names if name != "time"},
+        compression={name: "NONE" if name == "time" else "LZ4" for name in names},
         write_statistics=["time"],
     )
 
@@ -365,6 +384,19 @@ def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:
             "last_ns": fitted.to_ns(columns[:, replaying.P_LAST].astype(np.uint64)),
         }
     )
+
+
+def _write_pages(pages: pa.Table, path: Path) -> None:
+    few = ["mm", "tgid", "comm", "page_size_bytes", "span"]  # values
+    many = [name for name in pages.column_names if name not in few]
+    with storage.opened(path, "wb") as file:
+        pq.write_table(
+            pages,
+            file,
+            use_dictionary=few,
+            column_encoding=dict.fromkeys(many, "DELTA_BINARY_PACKED"),
+            compression="NONE",
+        )
 
 
 def _of_mm(mms: list[Mm], name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -497,8 +529,8 @@ def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> l
 def _processes(done: Replay, pages: pa.Table, fitted: Clock) -> list[dict[str, Any]]:
     """One entry for each address space that was attached, in order of attachment."""
     mms = done.rpt.mms
-    index = {mm.id: i for i, mm in enumerate(mms)}
-    of_page = np.array([index[mm] for mm in pages["mm"].to_pylist()], np.int64)
+    of_range = np.array([r.mm for r in done.rpt.ranges] or [0], np.int64)
+    of_page = of_range[done.pages[:, replaying.P_RANGE]]
     misses = pages["misses"].to_numpy()
     faulted = pages["faulted"].to_numpy()
     size = pages["page_size_bytes"].to_numpy()

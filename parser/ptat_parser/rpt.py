@@ -71,7 +71,7 @@ class Counts(NamedTuple):
     """Numbers of pages, misses of each, and when the last read of it was (ticks)."""
 
     page: npt.NDArray[np.uint32]
-    misses: npt.NDArray[np.uint32]
+    misses: npt.NDArray[np.int64]
     last_ticks: npt.NDArray[np.int64]
 
 
@@ -80,47 +80,53 @@ class Tables(NamedTuple):
 
     One element for each page of the region: `level` and `store_level` (uint8), what reads and
     stores of it mean (stores begin when the page is handed out, before it is linked),
-    `frame` (int32) and, of tables of PTEs, their first slot (`leaf_slot`, int64), else -1. For each
-    frame: `range_of_frame` (int32) and `parent_slot` (int64), -1 for none. For each range:
-    `page_of_range` (int32), the region's page that serves it now, or -1. For each slot its `state`;
-    the state that a store will bring (`pending`); reads that faulted and whose event has not come
-    yet (`owed`), and when the last of them was (`owed_ticks`, uint64); whether its entry is
-    `mapped` (else uint8); and the number of its `page` (uint32). Side by side in `each_read`
-    (uint32), for each read of a slot uses them: that number again once it is `known` that reads are
-    misses, the `last_read` that was one, how many `misses` there were of that page, and `last`,
-    ticks from `Rpt.epoch_ticks` to after the last read.
+    `frame` (int32) and `quick_slot` (int64; one more), the first slot of a table of PTEs that no
+    fault event to come is about, else `NO_SLOT`. For each frame: `range_of_frame` (int32) and
+    `parent_slot` (int64), -1 for none. For each range: `page_of_range` (int32), the region's page
+    that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
+    fault events to come are about it. For each slot its `state`; the state that a store will bring
+    (`pending`); reads that faulted and whose event has not come yet (`owed`), and when the last of
+    them was (`owed_ticks`, uint64); whether its entry is `mapped` (else uint8); and the number of
+    its `page` (uint32).
+
+    `counted` (uint64) is all that nearly all reads touch. Of a PTE slot whose reads are known to be
+    misses of its page, it has the number of them in its low half and the ticks from
+    `Rpt.epoch_ticks` to after the last one in its high half; of others it is 0. `last_read`
+    (uint32) is the last watched read of the slot that was a miss.
     """
 
     level: npt.NDArray[np.uint8]
     store_level: npt.NDArray[np.uint8]
     frame: npt.NDArray[np.int32]
-    leaf_slot: npt.NDArray[np.int64]
+    quick_slot: npt.NDArray[np.int64]
     range_of_frame: npt.NDArray[np.int32]
     parent_slot: npt.NDArray[np.int64]
     page_of_range: npt.NDArray[np.int32]
+    last_page: npt.NDArray[np.int32]
+    watched: npt.NDArray[np.int32]
     pending: npt.NDArray[np.uint8]
     owed: npt.NDArray[np.uint8]
     owed_ticks: npt.NDArray[np.uint64]
     mapped: npt.NDArray[np.uint8]
     page: npt.NDArray[np.uint32]
-    each_read: npt.NDArray[np.void]
     state: npt.NDArray[np.uint8]
-    known: npt.NDArray[np.uint32]
+    counted: npt.NDArray[np.uint64]
     last_read: npt.NDArray[np.uint32]
-    misses: npt.NDArray[np.uint32]
-    last: npt.NDArray[np.uint32]
 
+
+NO_SLOT = -1 << 62
+"""So far below 0 that adding an index makes no slot of it."""
 
 EPOCH_TICKS = (1 << 32) - 2
-"""So long `Tables.last` can count."""
+"""So long `Tables.counted` can tell times."""
 
-_PER_SLOT = ("state", "pending", "owed", "owed_ticks", "mapped", "page", "each_read")
-_EACH_READ = np.dtype([(name, "<u4") for name in ("known", "last_read", "misses", "last")])
+LOW_HALF = np.uint64(0xFFFF_FFFF)
+HALF = np.uint64(32)
+
+_OF_READS = ("page", "counted", "last_read", "owed", "owed_ticks")
+_PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
+_PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0}
 _FRAMES = 64
-
-
-def _columns(each_read: npt.NDArray[np.void]) -> dict[str, npt.NDArray[Any]]:
-    return {name: each_read[name] for name in _EACH_READ.names or ()}
 
 
 @dataclass
@@ -149,23 +155,24 @@ class Rpt:
         self._retired: list[Counts] = []
         # Page numbers of a range's entries while no page of the region serves it.
         self._parked: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]] = {}
-        each_read = np.zeros(_FRAMES * ENTRIES, _EACH_READ)
         self.tables = Tables(
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),
             frame=np.full(pages, -1, np.int32),
-            leaf_slot=np.full(pages, -1, np.int64),
+            quick_slot=np.full(pages + 1, NO_SLOT),
             range_of_frame=np.full(_FRAMES, -1, np.int32),
             parent_slot=np.full(_FRAMES, -1, np.int64),
             page_of_range=np.full(_FRAMES, -1, np.int32),
+            last_page=np.full(_FRAMES, -1, np.int32),
+            watched=np.zeros(_FRAMES, np.int32),
             pending=np.zeros(_FRAMES * ENTRIES, np.uint8),
             owed=np.zeros(_FRAMES * ENTRIES, np.uint8),
             owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
             mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
             state=np.zeros(_FRAMES * ENTRIES, np.uint8),
             page=np.zeros(_FRAMES * ENTRIES, np.uint32),
-            each_read=each_read,
-            **_columns(each_read),
+            counted=np.zeros(_FRAMES * ENTRIES, np.uint64),
+            last_read=np.zeros(_FRAMES * ENTRIES, np.uint32),
         )
 
     def mm_index(self, mm: int) -> int:
@@ -182,7 +189,8 @@ class Rpt:
         if index == len(self.ranges):
             self.ranges.append(key)
             if index >= self.tables.page_of_range.size:
-                self._grow("page_of_range", fill=-1)
+                for name, fill in _PER_RANGE.items():
+                    self._grow(name, fill)
         return index
 
     def apply(self, event: TableEvent, time_ticks: int) -> None:
@@ -269,10 +277,9 @@ class Rpt:
 
     def _grow(self, name: str, fill: int) -> None:
         old = getattr(self.tables, name)
-        new = np.full(2 * old.size, fill, old.dtype) if fill else np.zeros(2 * old.size, old.dtype)
+        new = np.full(2 * old.size, fill, old.dtype)
         new[: old.size] = old
-        columns = _columns(new) if name == "each_read" else {}
-        self.tables = self.tables._replace(**{name: new}, **columns)
+        self.tables = self.tables._replace(**{name: new})
 
     def _slots(self, page: int) -> slice:
         start = int(self.tables.frame[page]) * ENTRIES
@@ -294,8 +301,9 @@ class Rpt:
         self.tables.store_level[page] = level
         self._handed_out.add(page)
         slots = self._slots(page)
+        self._retire(slots)
         t = self.tables
-        for array in (t.state, t.pending, t.owed, t.mapped, t.known):
+        for array in (t.state, t.pending, t.owed, t.mapped):
             array[slots] = 0
 
     def _link(self, mm_index: int, event: TableEvent, level: int) -> None:
@@ -321,7 +329,6 @@ class Rpt:
             self._slot_outside[page] = slot_address
         self.tables.level[page] = self.tables.store_level[page] = level
         self._handed_out.add(page)
-        self.tables.leaf_slot[page] = self._slots(page).start if level == 1 else -1
         self.tables.parent_slot[self.tables.frame[page]] = parent_slot
         self._own(page, self.range_index(mm_index, base, level))
 
@@ -345,62 +352,74 @@ class Rpt:
 
     def _own(self, page: int, range_: int) -> None:
         """Let `page` serve `range_` from now on, and no other."""
-        frame = int(self.tables.frame[page])
-        old = int(self.tables.range_of_frame[frame])
-        self.tables.page_of_range[range_] = page
-        if old == range_:
-            return
-        numbers = self.tables.page[self._slots(page)]
-        self._retire(self._slots(page))
-        if old >= 0:
-            if self.tables.page_of_range[old] == page:
-                self.tables.page_of_range[old] = -1
-            used = np.flatnonzero(numbers)
-            if used.size:
-                self._park(old, used, numbers[used])
-        numbers[:] = 0
-        for array in (self.tables.known, self.tables.last_read):
-            array[self._slots(page)] = 0
-        if range_ in self._parked:
-            index, values = self._parked[range_]
-            numbers[index] = values
-        former = self._frame_of_range.get(range_)
-        if former is not None and self.tables.range_of_frame[former] == range_:
-            numbers[:] = self.tables.page[former * ENTRIES : (former + 1) * ENTRIES]
-        self._frame_of_range[range_] = frame
-        self.tables.range_of_frame[frame] = range_
+        t = self.tables
+        frame = int(t.frame[page])
+        old = int(t.range_of_frame[frame])
+        t.page_of_range[range_] = t.last_page[range_] = page
+        if old != range_:
+            numbers = t.page[self._slots(page)]
+            self._retire(self._slots(page))
+            if old >= 0:
+                if t.page_of_range[old] == page:
+                    t.page_of_range[old] = -1
+                used = np.flatnonzero(numbers)
+                if used.size:
+                    self._park(old, used, numbers[used])
+            numbers[:] = 0
+            t.last_read[self._slots(page)] = 0
+            if range_ in self._parked:
+                index, values = self._parked[range_]
+                numbers[index] = values
+            former = self._frame_of_range.get(range_)
+            if former is not None and t.range_of_frame[former] == range_:
+                numbers[:] = t.page[former * ENTRIES : (former + 1) * ENTRIES]
+            self._frame_of_range[range_] = frame
+            t.range_of_frame[frame] = range_
+        quick = t.level[page] == 1 and not t.watched[range_]
+        t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
 
     def restart(self) -> None:
         """Forget what reads left behind: numbers of pages, counts, faults that are owed."""
         t = self.tables
-        for array in (t.each_read, t.page, t.owed, t.owed_ticks):
-            array[:] = np.zeros((), array.dtype)
+        for name in _OF_READS:
+            getattr(t, name)[:] = 0
+        t.watched[:] = 0
+        first_slot = t.frame.astype(np.int64) * ENTRIES
+        t.quick_slot[:-1] = np.where(t.level == 1, first_slot, NO_SLOT)
         self._parked.clear()
         self._retired.clear()
         self.epoch_ticks = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what `restart` forgets."""
+        small = {name: getattr(self.tables, name)[:0] for name in _OF_READS}
+        tables = self.tables._replace(**small)
+        return self.__dict__ | {"tables": tables, "_parked": {}, "_retired": []}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
-        self.tables = self.tables._replace(**_columns(self.tables.each_read))
+        slots = self.tables.state.size
+        empty = {name: np.zeros(slots, getattr(self.tables, name).dtype) for name in _OF_READS}
+        self.tables = self.tables._replace(**empty)
 
     def counts(self) -> list[Counts]:
         """What was counted since the last call of slots that are now of other pages."""
         retired, self._retired = self._retired, []
         return retired
 
-    def all_counts(self) -> list[Counts]:
-        """What was counted since the last call of `counts`, of all slots."""
-        self._retire(slice(0, self._frames * ENTRIES))
-        return self.counts()
+    @property
+    def slots(self) -> int:
+        """So many slots are in use."""
+        return self._frames * ENTRIES
 
     def _retire(self, slots: slice) -> None:
-        rows, page = self.tables.each_read[slots], self.tables.page[slots]
-        used = np.flatnonzero(page)
+        counted = self.tables.counted[slots]
+        used = np.flatnonzero(counted)
         if used.size:
-            last = rows["last"][used]
-            last_ticks = np.where(last, last + np.int64(self.epoch_ticks - 1), 0)
-            self._retired.append(Counts(page[used], rows["misses"][used], last_ticks))
-            rows["misses"] = rows["last"] = 0
+            last_ticks = (counted[used] >> HALF).astype(np.int64) + (self.epoch_ticks - 1)
+            misses = (counted[used] & LOW_HALF).astype(np.int64)
+            self._retired.append(Counts(self.tables.page[slots][used], misses, last_ticks))
+            counted[:] = 0
 
     def _park(
         self, range_: int, index: npt.NDArray[np.int64], values: npt.NDArray[np.uint32]

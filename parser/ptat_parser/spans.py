@@ -29,6 +29,7 @@ import numpy.typing as npt
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.errors import PtatError
+from ptat_parser.jit import Integer, jit
 from ptat_parser.merge import Reader
 from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, Rpt
@@ -38,8 +39,8 @@ I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 
-SPAN_ACCESSES = 1 << 23
-"""About so many are in a span: its misses, 12 bytes each, are held until its pages have numbers."""
+SPAN_ACCESSES = 1 << 24
+"""About so many are in a span: its reads, 13 bytes each, are held until its pages have numbers."""
 
 QUIET_S = 1e-3
 """So far from a fault event a cut should be."""
@@ -64,26 +65,23 @@ _ADDED = (
 
 def plan(reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float) -> list[Span]:
     """The spans of a stream. One that is merged of several channels is not cut."""
-    ends = [0]
+    chunks = [0]
     if isinstance(reader, BusReader):
-        ends += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz))
-    starts = [found.chunks[chunk] for chunk in ends]
-    spans = []
-    for number, (chunk, first, end, after) in enumerate(
-        zip(ends, starts, [*ends[1:], None], [*starts[1:], None], strict=True)
-    ):
-        spans.append(
-            Span(
-                number,
-                chunk * reader.chunk_blocks,
-                reader.blocks if end is None else end * reader.chunk_blocks,
-                first.number if first else 0,
-                first.ticks if first and number else 0,
-                after.ticks if after else None,
-                (after.address, after.ticks) if after and not after.write else None,
-            )
+        chunks += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz))
+    starts = [found.chunks[chunk] for chunk in chunks]
+    return [
+        Span(
+            number,
+            chunk * reader.chunk_blocks,
+            reader.blocks if end is None else end * reader.chunk_blocks,
+            first.number if first else 0,
+            first.ticks if first and number else 0,
+            after.ticks if after else None,
         )
-    return spans
+        for number, (chunk, first, end, after) in enumerate(
+            zip(chunks, starts, [*chunks[1:], None], [*starts[1:], None], strict=True)
+        )
+    ]
 
 
 def _cuts(chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int) -> list[int]:
@@ -141,38 +139,25 @@ class Joined:
         ranges, entries = pages[:, replaying.P_RANGE], pages[:, replaying.P_ENTRY]
         while len(self._number_of) <= ranges.max(initial=0):
             self._number_of = np.concatenate([self._number_of, np.zeros_like(self._number_of)])
+        self._rows = replaying.with_room(self._rows, self._used, len(pages))
         start = self._used
         numbers = np.full(len(pages), -1, np.int64)
 
         # Most pages are all there is of a line, or of what is known of it.
         bits = pages[:, replaying.P_CANDIDATES]
-        key = ranges * ENTRIES + entries
+        lines = np.zeros(len(pages), np.bool_)
+        if self._lines or bits.any():
+            key = ranges * ENTRIES + entries
+            lines = np.isin(key, key[bits != 0]) | np.isin(key, list(self._lines))
         in_order = np.argsort(pages[:, replaying.P_ORDER], kind="stable")
-        lines = np.isin(key, key[bits != 0]) | np.isin(key, list(self._lines))
-        read = pages[:, replaying.P_FIRST] >= 0
-        new = in_order[(read & ~lines & (self._number_of[ranges, entries] == 0))[in_order]]
-        _, once = np.unique(key[new], return_index=True)
-        new = new[np.sort(once)]
-        self._number_of[ranges[new], entries[new]] = np.arange(start + 1, start + new.size + 1)
-        self._append(pages[new])
-        single = np.flatnonzero(~lines)
-        numbers[single] = self._number_of[ranges[single], entries[single]].astype(np.int64) - 1
+        self._used = _number(pages, in_order, lines, self._number_of, self._rows, start, numbers)
         for row in in_order[lines[in_order]].tolist():
-            if read[row] or int(key[row]) in self._lines:
-                numbers[row] = self._of_line(int(key[row]), int(bits[row]), pages[row : row + 1])
-
-        known = np.flatnonzero(numbers >= 0)
-        of = numbers[known]
-        for column in (replaying.P_MISSES, replaying.P_FAULTED, replaying.P_STORES):
-            np.add.at(self._rows[:, column], of, pages[known, column])
-        before = known[of < start]
-        np.add.at(
-            self._rows[:, replaying.P_STORES], numbers[before], pages[before, replaying.P_EARLY]
-        )
-        np.maximum.at(self._rows[:, replaying.P_LAST], of, pages[known, replaying.P_LAST])
+            if pages[row, replaying.P_FIRST] >= 0 or int(key[row]) in self._lines:
+                numbers[row] = self._of_line(int(key[row]), int(bits[row]), pages[row])
+        _add_up(pages, numbers, start, self._rows)
         return numbers.astype(np.uint32)
 
-    def _of_line(self, key: int, bits: int, row: I64) -> int:
+    def _of_line(self, key: int, bits: int, page: I64) -> int:
         """Number of the page of a line that stands for these candidates; 0: not known which."""
         line = self._lines.get(key)
         if line is None:
@@ -186,20 +171,9 @@ class Joined:
                 self._rows[line[bits], replaying.P_CANDIDATES] = bits
             else:
                 line[bits] = self._used
-                self._append(row)
+                _begin(self._rows[self._used], page)
+                self._used += 1
         return line[bits]
-
-    def _append(self, pages: I64) -> None:
-        start, self._used = self._used, self._used + len(pages)
-        while len(self._rows) < self._used:
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        for column in (
-            replaying.P_FIRST,
-            replaying.P_RANGE,
-            replaying.P_ENTRY,
-            replaying.P_CANDIDATES,
-        ):
-            self._rows[start : self._used, column] = pages[:, column]
 
     def whole(self, rpt: Rpt) -> Replay:
         """All of it, as one replay gives it."""
@@ -207,11 +181,59 @@ class Joined:
         return Replay(rpt, rows, self._counters, self._unexplained, self._doubts)
 
 
-class Output(Protocol):
-    """Where the records of one span go."""
+@jit
+def _begin(row: I64, page: I64) -> None:
+    row[replaying.P_FIRST] = page[replaying.P_FIRST]
+    row[replaying.P_RANGE] = page[replaying.P_RANGE]
+    row[replaying.P_ENTRY] = page[replaying.P_ENTRY]
+    row[replaying.P_CANDIDATES] = page[replaying.P_CANDIDATES]
 
-    def add(self, records: Records) -> None:
-        """Take records over; their arrays hold until this returns."""
+
+@jit
+def _number(
+    pages: I64,
+    in_order: I64,
+    lines: npt.NDArray[np.bool_],
+    number_of: U32,
+    rows: I64,
+    used: Integer,
+    numbers: I64,
+) -> Integer:
+    """Find the rows of a span's pages that are not `lines`; return how many rows are used then."""
+    for i in in_order:
+        page = pages[i]
+        known = number_of[page[replaying.P_RANGE], page[replaying.P_ENTRY]]
+        if not lines[i] and not known and page[replaying.P_FIRST] >= 0:
+            _begin(rows[used], page)
+            used += 1
+            number_of[page[replaying.P_RANGE], page[replaying.P_ENTRY]] = used
+    for i in range(len(pages)):
+        if not lines[i]:
+            of = number_of[pages[i, replaying.P_RANGE], pages[i, replaying.P_ENTRY]]
+            numbers[i] = np.int64(of) - 1
+    return used
+
+
+@jit
+def _add_up(pages: I64, numbers: I64, start: Integer, rows: I64) -> None:
+    """Add what was counted of a span's pages to their rows; those from `start` on are new."""
+    for i in range(len(pages)):
+        if numbers[i] < 0:
+            continue
+        row, page = rows[numbers[i]], pages[i]
+        row[replaying.P_MISSES] += page[replaying.P_MISSES]
+        row[replaying.P_FAULTED] += page[replaying.P_FAULTED]
+        row[replaying.P_STORES] += page[replaying.P_STORES]
+        if numbers[i] < start:
+            row[replaying.P_STORES] += page[replaying.P_EARLY]
+        row[replaying.P_LAST] = max(row[replaying.P_LAST], page[replaying.P_LAST])
+
+
+class Output(Protocol):
+    """Where the reads of one span go: to `records`, of which `rows` are used then."""
+
+    records: Records
+    rows: int
 
     def write(self, numbers: U32) -> None:
         """Write them, with the numbers that the span's pages have in the whole."""
@@ -234,9 +256,7 @@ def replay_here(
         writing: Future[None] | None = None
         for span in spans:
             output = make_output(span)
-            part = replayer.run(
-                _part(reader, spans, span), span, output.add if output else None, progress
-            )
+            part = _replay(replayer, _part(reader, spans, span), span, output, progress)
             numbers = joined.add(part)
             if writing:
                 writing.result()
@@ -244,6 +264,19 @@ def replay_here(
         if writing:
             writing.result()
     return joined.whole(replayer.rpt)
+
+
+def _replay(
+    replayer: Replayer,
+    reader: Reader,
+    span: Span,
+    output: Output | None,
+    progress: Progress = no_progress,
+) -> Replay:
+    part = replayer.run(reader, span, output.records if output else None, progress)
+    if output:
+        output.rows = int(part.counters[replaying.N_OUTPUT])
+    return part
 
 
 def _part(reader: Reader, spans: list[Span], span: Span) -> Reader:
@@ -266,55 +299,57 @@ class Job:
 
 
 def replay_in_processes(
-    workers: int,
+    crew: list[Worker],
     replayer: Replayer,
     reader: Reader,
     spans: list[Span],
     make_output: MakeOutput,
     progress: Progress = no_progress,
 ) -> Replay:
-    """Replay the spans in `workers` processes. A worker that dies is replaced, its span redone."""
-    with contextlib.ExitStack() as stack:
-        crew = [stack.enter_context(_Worker(replayer, make_output)) for _ in range(workers)]
-        waiting_jobs = jobs(replayer, reader, spans)
-        busy: dict[connection.Connection, tuple[_Worker, Job]] = {}
-        waiting: dict[int, tuple[_Worker, Job, Replay]] = {}
-        joined = Joined()
-        next_span = written = 0
-        while written < len(spans):
-            while crew and (job := next(waiting_jobs, None)):
-                worker = crew.pop()
+    """Replay the spans in worker processes. One that dies is replaced, its span redone."""
+    setup = pickle.dumps((replayer, make_output))
+    for worker in crew:
+        worker.prepare(setup)
+    crew = list(crew)
+    waiting_jobs = jobs(replayer, reader, spans)
+    busy: dict[connection.Connection, tuple[Worker, Job]] = {}
+    waiting: dict[int, tuple[Worker, Job, Replay]] = {}
+    joined = Joined()
+    next_span = written = 0
+    while written < len(spans):
+        while crew and (job := next(waiting_jobs, None)):
+            worker = crew.pop()
+            busy[worker.begin(job)] = worker, job
+        for ready in connection.wait(list(busy)):
+            assert isinstance(ready, connection.Connection)
+            worker, job = busy.pop(ready)
+            try:
+                answer = ready.recv()
+            except (EOFError, ConnectionError):
+                job.attempts += 1
+                if job.attempts == ATTEMPTS:
+                    raise PtatError(
+                        f"a worker died {ATTEMPTS} times over one part of the capture",
+                        "see whether memory was short, or use fewer --workers",
+                    ) from None
+                worker.start()
                 busy[worker.begin(job)] = worker, job
-            for ready in connection.wait(list(busy)):
-                assert isinstance(ready, connection.Connection)
-                worker, job = busy.pop(ready)
-                try:
-                    answer = ready.recv()
-                except (EOFError, ConnectionError):
-                    job.attempts += 1
-                    if job.attempts == ATTEMPTS:
-                        raise PtatError(
-                            f"a worker died {ATTEMPTS} times over one part of the capture",
-                            "see whether memory was short, or use fewer --workers",
-                        ) from None
-                    worker.start()
-                    busy[worker.begin(job)] = worker, job
-                    continue
-                if isinstance(answer, BaseException):
-                    raise answer
-                if answer is None:  # it is written
-                    written += 1
-                    progress("replaying", spans[job.number].end_block, reader.blocks)
-                    crew.append(worker)
-                elif job.numbers is not None:  # redone
-                    busy[worker.go_on(job)] = worker, job
-                else:
-                    waiting[job.number] = worker, job, answer
-            while next_span in waiting:
-                worker, job, part = waiting.pop(next_span)
-                job.numbers = joined.add(part)
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is None:  # it is written
+                written += 1
+                progress("replaying", spans[job.number].end_block, reader.blocks)
+                crew.append(worker)
+            elif job.numbers is not None:  # redone
                 busy[worker.go_on(job)] = worker, job
-                next_span += 1
+            else:
+                waiting[job.number] = worker, job, answer
+        while next_span in waiting:
+            worker, job, part = waiting.pop(next_span)
+            job.numbers = joined.add(part)
+            busy[worker.go_on(job)] = worker, job
+            next_span += 1
     return joined.whole(replayer.rpt)
 
 
@@ -326,14 +361,21 @@ def jobs(replayer: Replayer, reader: Reader, spans: list[Span]) -> Iterator[Job]
         replayer.skip(part, span)
 
 
-class _Worker:
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[list[Worker]]:
+    """Processes for `replay_in_processes`; they take a second to start."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Worker()) for _ in range(count)]
+
+
+class Worker:
     """A process that replays spans."""
 
-    def __init__(self, replayer: Replayer, make_output: MakeOutput) -> None:
-        self._setup = pickle.dumps((replayer, make_output))
+    def __init__(self) -> None:
+        self._setup: bytes | None = None
         self._process: multiprocessing.process.BaseProcess | None = None
 
-    def __enter__(self) -> _Worker:
+    def __enter__(self) -> Worker:
         self.start()
         return self
 
@@ -342,6 +384,12 @@ class _Worker:
         if self._process:
             self._process.kill()
             self._process.join()
+
+    def prepare(self, setup: bytes) -> None:
+        """Send what it needs for all jobs."""
+        self._setup = setup
+        with contextlib.suppress(ConnectionError):  # whoever waits for it notices
+            self._connection.send_bytes(setup)
 
     def start(self) -> None:
         """Start the process, anew if there was one."""
@@ -352,8 +400,8 @@ class _Worker:
         self._process = context.Process(target=_work, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
-        with contextlib.suppress(ConnectionError):  # whoever waits for it notices
-            self._connection.send_bytes(self._setup)
+        if self._setup:
+            self.prepare(self._setup)
 
     def begin(self, job: Job) -> connection.Connection:
         """Send a job; the answer comes from what is returned."""
@@ -393,5 +441,5 @@ def replay_span(
     span, reader, checkpoint = pickle.loads(job)
     replayer.resume(checkpoint)
     output = make_output(span)
-    part = replayer.run(reader, span, output.add if output else None)
+    part = _replay(replayer, reader, span, output)
     return replace(part, rpt=Rpt(0, 0)), output

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ptat_parser import wire
 from ptat_parser.anchors import EntryStores
-from ptat_parser.blocks import END_OF_TIME, Chunk
+from ptat_parser.blocks import END_OF_TIME, AnyChunk, chunks_of
 from ptat_parser.errors import ParseError
 from ptat_parser.markers import MarkerStores
 from ptat_parser.merge import Reader
@@ -58,7 +59,7 @@ class FirstAccess(NamedTuple):
     number: int
     ticks: int
     address: int
-    write: int
+    write: bool
 
 
 @dataclass
@@ -92,31 +93,29 @@ def survey(
     base = np.uint64(region.base)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
     found = Survey(_no_stores())
-    position, time, slot, after_loss = [], [], [], []
+    stores: list[tuple[npt.NDArray[Any], ...]] = []
+    after_loss: list[npt.NDArray[np.bool_]] = []
     inside = False
     loss_pending = False
     done_blocks = 0
-    for chunk in reader:
+    for chunk in chunks_of(reader):
         if not inside:
-            inside = bool(np.any(chunk.address - base < np.uint64(region.size_bytes)))
-        rows = np.flatnonzero(chunk.write)
-        offset = chunk.address[rows] - base
-        if entry_stores:
-            entries = rows[offset >= marker_bytes]
-            entry_stores.note(chunk.time[entries], chunk.address[entries])
-        rows = rows[offset < marker_bytes]
-        offset = offset[offset < marker_bytes]
-        position.append(rows + found.accesses)
-        time.append(chunk.time[rows])
-        slot.append((offset // np.uint64(region.marker_stride_bytes)).astype(np.int64))
-        lost_before = np.zeros(rows.size + 1, np.bool_)
-        lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
-        lost_before[0] |= loss_pending
-        loss_pending = bool(lost_before[-1])
-        after_loss.append(lost_before[:-1])
-        first = next(zip(chunk.time, chunk.address, chunk.write, strict=True), None)
-        found.chunks.append(FirstAccess(found.accesses, *map(int, first)) if first else None)
-        _count(chunk, found)
+            inside = bool(np.any(chunk.decoded().address - base < np.uint64(region.size_bytes)))
+        rows, ticks, address = chunk.stores()
+        if rows.size or chunk.lost:
+            is_marker = address - base < marker_bytes
+            if entry_stores:
+                entry_stores.note(ticks[~is_marker], address[~is_marker])
+            rows = rows[is_marker]
+            stores.append((rows + found.accesses, ticks[is_marker], address[is_marker]))
+            lost_before = np.zeros(rows.size + 1, np.bool_)
+            lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
+            lost_before[0] |= loss_pending
+            loss_pending = bool(lost_before[-1])
+            after_loss.append(lost_before[:-1])
+        first = chunk.access(0) if chunk.accesses else None
+        found.chunks.append(FirstAccess(found.accesses, *first) if first else None)
+        _count(chunk, first, found)
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
         progress("reading", done_blocks, reader.blocks)
     if not found.started:
@@ -129,16 +128,15 @@ def survey(
             f" {region.base:#x}+{region.size_bytes:#x}",
             "session.json and the capture are not of one recording",
         )
-    found.stores = MarkerStores(
-        np.concatenate(position),
-        np.concatenate(time),
-        np.concatenate(slot),
-        np.concatenate(after_loss),
-    )
+    if stores:
+        position, time, address = (np.concatenate(column) for column in zip(*stores, strict=True))
+        slot = (address - base) // np.uint64(region.marker_stride_bytes)
+        after = np.concatenate(after_loss)
+        found.stores = MarkerStores(position, time, slot.astype(np.int64), after)
     return found
 
 
-def _count(chunk: Chunk, found: Survey) -> None:
+def _count(chunk: AnyChunk, first: tuple[int, int, bool] | None, found: Survey) -> None:
     for lost in chunk.lost:
         found.losses.records += 1
         found.losses.accesses += lost.count or 0
@@ -155,11 +153,11 @@ def _count(chunk: Chunk, found: Survey) -> None:
         if mark.code == wire.Mark.SAMPLE:
             found.sampled_one_in = max(found.sampled_one_in, mark.argument)
         found.last_ticks = max(found.last_ticks, mark.time_ticks)
-    if chunk.time.size:
+    if first:
         if not found.accesses:
-            found.first_ticks = int(chunk.time[0])
-        found.last_ticks = max(found.last_ticks, int(chunk.time[-1]))
-    found.accesses += chunk.time.size
+            found.first_ticks = first[0]
+        found.last_ticks = max(found.last_ticks, chunk.last_ticks)
+    found.accesses += chunk.accesses
 
 
 def _no_stores() -> MarkerStores:

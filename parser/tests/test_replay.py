@@ -33,14 +33,15 @@ def replay(path, chunk_blocks: int = 64):
         session.channel.tick_hz,
         session.kernel.tsc_hz,
     )
-    parts = []
-    replayer = replaying.Replayer(session, log, placement, fitted, faults=True, entries=False)
-    done = replayer.run(
-        reader,
-        replaying.Span(0, 0, reader.blocks),
-        lambda records: parts.append([column.copy() for column in records]),
+    replayer = replaying.Replayer(
+        session, log, placement, fitted, found.chunks, faults=True, entries=False
     )
-    records = [row for part in parts for row in zip(*(c.tolist() for c in part), strict=True)]
+    columns = replaying.Records(
+        *(np.empty(found.accesses, dtype) for dtype in (np.uint64, np.uint32, np.uint8))
+    )
+    done = replayer.run(reader, replaying.Span(0, 0, reader.blocks), columns)
+    reads = int(done.counters[replaying.N_OUTPUT])
+    records = list(zip(*(column[:reads].tolist() for column in columns), strict=True))
     mms = [mm.id for mm in done.rpt.mms]
     rows = []
     for ticks, number, what in records:

@@ -94,7 +94,7 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path, monkeypatch, when):
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
-    original = getattr(spans._Worker, when)
+    original = getattr(spans.Worker, when)
     killed = []
 
     def kill_once(worker, job):
@@ -103,7 +103,7 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path, monkeypatch, when):
             os.kill(worker._process.pid, signal.SIGKILL)
         return original(worker, job)
 
-    monkeypatch.setattr(spans._Worker, when, kill_once)
+    monkeypatch.setattr(spans.Worker, when, kill_once)
     parse(path, workers=2)
     assert killed
     assert digests(path) == expected
@@ -111,20 +111,20 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path, monkeypatch, when):
 
 def test_a_worker_that_always_dies(tmp_path, monkeypatch):
     path = busy(tmp_path / "s", phases=2)
-    original = spans._Worker.begin
+    original = spans.Worker.begin
 
     def kill(worker, job):
         worker._process.kill()
         return original(worker, job)
 
-    monkeypatch.setattr(spans._Worker, "begin", kill)
+    monkeypatch.setattr(spans.Worker, "begin", kill)
     with pytest.raises(PtatError, match="died 3 times"):
         parse(path, workers=2)
 
 
 def test_an_error_of_a_worker_is_told(tmp_path):
     path = busy(tmp_path / "s", phases=2)
-    jobs = spans._Worker.begin
+    jobs = spans.Worker.begin
 
     def remove(worker, job):
         for name in ("misses", "other"):
@@ -135,7 +135,7 @@ def test_an_error_of_a_worker_is_told(tmp_path):
         return jobs(worker, job)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans._Worker, "begin", remove)
+        patch.setattr(spans.Worker, "begin", remove)
         with pytest.raises(OSError, match="No such file"):
             parse(path, workers=2)
 
