@@ -194,10 +194,13 @@ class Scheduler(LiteXModule):
         age, since_fill = Signal(max=repeat_clocks + 1), Signal(max=missing_clocks + 1)
         read = receiver.memory.get_port()
         self.specials += read
-        self.comb += [
+        may_send = Signal()
+        self.sync += [
             outstanding.eq(sent[small] - acked[small]),
+            self.room.eq(self.level + self.taken < chunks),
+        ]
+        self.comb += [
             self.level.eq(taken[small] - acked[small]),
-            self.room.eq(self.level != chunks),
             self.all_sent.eq(sent[small] == taken[small]),
             self.heard.eq(apply & (advance <= outstanding)),
             receiver.busy.eq((ranges != 0) | (since_fill != missing_clocks)),
@@ -208,7 +211,6 @@ class Scheduler(LiteXModule):
         self.fsm = fsm = FSM(reset_state="NEW")
         fsm.act(
             "NEW",
-            source.seq.eq(sent),
             If(~self.running, NextValue(ranges, 0))
             .Elif(ranges != 0, NextState("FIRST"))
             .Elif(
@@ -219,10 +221,18 @@ class Scheduler(LiteXModule):
                 NextState("LOOK"),
             )
             .Else(
-                source.valid.eq((sent[small] != stored[small]) & (outstanding < window)),
-                If(source.valid & source.ready, NextValue(sent, sent + 1)),
+                NextValue(may_send, (sent[small] != stored[small]) & (outstanding < window)),
+                NextState("SEND"),
             ),
         )
+        fsm.act(
+            "SEND",
+            source.seq.eq(sent),
+            source.valid.eq(may_send & self.running),
+            If(source.valid & source.ready, NextValue(sent, sent + 1)),
+            NextState("SETTLE"),
+        )
+        fsm.act("SETTLE", NextState("NEW"))  # `outstanding` is a clock late
         fsm.act("FIRST", read.adr.eq(at << 1), NextState("COUNT"))
         fsm.act(
             "COUNT",
