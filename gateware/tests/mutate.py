@@ -405,7 +405,7 @@ FAULTS = [
         "link/ft601.py",
         "Mux(taken, next_word, word)",
         "word",
-        "test_ft601_link.py::test_a_transfer_fills_the_chip",
+        "test_ft601_link.py::test_the_stream_arrives[100-1.0-1.0-as the data sheet shows]",
     ),
     Fault(
         "each packet a transfer",
