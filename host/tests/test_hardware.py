@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from ptat_host import live
+from ptat_host.boards.client import Client, LinkError
 from ptat_host.cli import main
 from ptat_host.live import Run
+from ptat_host.protocol import Command
 
 REGION = {
     "base": 0x4000_0000,
@@ -125,6 +127,28 @@ def test_one_of_two_vanishes(boards, source, capsys):
     rest = Path("out/bus.1.raw").read_bytes()
     assert 20 * 8192 < len(rest) <= 40 * 8192
     assert source.read_bytes().startswith(rest)
+
+
+def test_a_board_that_vanishes_before_it_has_answered(boards, source, monkeypatch):
+    """Its stream has come: that is kept."""
+    command = Client.command
+
+    def cut(self, number, *rest):
+        answer = command(self, number, *rest)
+        if number == Command.START:
+            while not self.link._capture.received_bytes:
+                pass
+            raise LinkError("the cable is cut")
+        return answer
+
+    monkeypatch.setattr(Client, "command", cut)
+    status, found = record(boards([]))
+    assert status == 2
+    assert found["complete"] is False
+    assert found["incomplete_reason"] == "the cable is cut"
+    captured = Path("out/bus.0.raw").read_bytes()
+    assert captured
+    assert source.read_bytes().startswith(captured)
 
 
 def test_losses_name_their_board(boards, capsys):

@@ -24,7 +24,7 @@ from ptat_host.boards.base import (
     RecordRequest,
     RecordResult,
 )
-from ptat_host.boards.client import Capture, Client, Link
+from ptat_host.boards.client import Capture, Client, Link, LinkError
 from ptat_host.protocol import Command, Identity, Window
 from ptat_host.sizes import format_size
 from ptat_parser import wire
@@ -419,15 +419,21 @@ def _capture(
     channels = metadata["board"]["channels"]
     with contextlib.ExitStack() as files:
         try:
-            for tap, channel in zip(taps, channels, strict=True):
-                path = request.session_dir / tap.file
-                tap.start(files.enter_context(path.open("wb", buffering=0)).fileno())
-                channel["started_ns"] = list(tap.started_ns)
-            request.describe(metadata)
-            run = machine.run(tick)
-        finally:
-            for tap in taps:
-                tap.stop()
+            try:
+                for tap, channel in zip(taps, channels, strict=True):
+                    path = request.session_dir / tap.file
+                    tap.start(files.enter_context(path.open("wb", buffering=0)).fileno())
+                    channel["started_ns"] = list(tap.started_ns)
+                request.describe(metadata)
+                run = machine.run(tick)
+            finally:
+                for tap in taps:
+                    tap.stop()
+        except LinkError as error:
+            if not any(tap.capture and tap.capture.received_bytes for tap in taps):
+                raise
+            # It began, and broke before it could say so.
+            run = live.Run(failure=error.message)
     problems, losses, total = [run.failure], [], Counter[str]()
     for tap, channel in zip(taps, channels, strict=True):
         tap.tidy(request.session_dir)
