@@ -930,8 +930,8 @@ class Replayer:
     recording, nothing is missing there; `losses`: positions of accesses before which kernel events
     were lost.
 
-    The reverse page table (`rpt`) and how far the table events are applied go on from span to
-    span; nothing else does.
+    The reverse page table (`rpt`), how far the table events are applied and what a walk's step is
+    go on from span to span; nothing else does.
     """
 
     def __init__(
@@ -969,6 +969,7 @@ class Replayer:
             self.rpt.apply(self._events[i], int(self._ticks[i]))
         self._schedule = _Schedule(placement, self._ticks, started, losses)
         self._stopped = stopped
+        self._walk_step = 0
         self._pages = np.zeros((1, PAGE_COLUMNS), np.int64)
         self._pages_used = 0
         self._firsts = firsts
@@ -982,13 +983,13 @@ class Replayer:
         ticks: U64 = self._timed.time[self._timed.kind == kernel_log.FAULT]
         return ticks
 
-    def checkpoint(self) -> tuple[Rpt, _Schedule]:
+    def checkpoint(self) -> tuple[Rpt, _Schedule, int]:
         """What goes on from span to span, to be handed to `resume`."""
-        return self.rpt, self._schedule
+        return self.rpt, self._schedule, self._walk_step
 
-    def resume(self, checkpoint: tuple[Rpt, _Schedule]) -> None:
+    def resume(self, checkpoint: tuple[Rpt, _Schedule, int]) -> None:
         """Go on from a checkpoint."""
-        self.rpt, self._schedule = checkpoint
+        self.rpt, self._schedule, self._walk_step = checkpoint
 
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
@@ -1038,6 +1039,8 @@ class Replayer:
         held = _hold_none(0)
         done_accesses = span.first_access
         done_blocks = span.first_block
+        cut = config.line > 1 and (span.number > 0 or span.end_ticks is not None)
+        step = 0
         last_read = -1  # address of the last access if it was a read
 
         def apply(event: TableEvent, at_ticks: int) -> None:
@@ -1066,12 +1069,13 @@ class Replayer:
 
         for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
             steps = schedule.within(chunk, done_accesses)
-            is_first = span.number > 0 and done_accesses == span.first_access
-            if is_first and config.line > 1 and not stores_only:
+            if cut and not step and np.any(rpt.tables.level == 2):
+                # Alike whether the span is replayed or skipped: the next one begins with it.
                 whole = chunk.decoded()
-                count[WALK_STEP] = _usual_step(
-                    whole.time, whole.address, whole.write, rpt.tables, config
-                )
+                step = int(_usual_step(whole.time, whole.address, whole.write, rpt.tables, config))
+                self._walk_step = step or self._walk_step
+            if span.number and done_accesses == span.first_access:
+                count[WALK_STEP] = self._walk_step
             done_accesses += chunk.accesses
             done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
             progress("replaying", done_blocks, span.end_block)

@@ -11,8 +11,10 @@ import pytest
 import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_time import within
 
 from ptat_parser import blocks, parse, spans
+from ptat_parser.clock import Clock
 from ptat_parser.errors import PtatError
 
 
@@ -22,8 +24,10 @@ def small_spans(monkeypatch):
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
 
 
-def busy(path: Path, seed: int = 3, phases: int = 8, lossy: bool = False, **options) -> Path:
-    """A session with pauses, in which it can be cut."""
+def busy_machine(
+    seed: int = 3, phases: int = 8, lossy: bool = False, **options
+) -> synthetic.Machine:
+    """A machine with pauses, in which its session can be cut."""
     machine = synthetic.Machine(seed, region_pages=128, **options)
     machine.exec()
     for _ in range(phases):
@@ -40,7 +44,12 @@ def busy(path: Path, seed: int = 3, phases: int = 8, lossy: bool = False, **opti
             at = choose.randrange(len(machine.bus) - 40)
             machine.bus[at : at + 30] = [(machine.bus[at + 29][0], None, 30)]
     machine.event("ptat_marker", cookie=2)
-    return machine.write(path)
+    return machine
+
+
+def busy(path: Path, *arguments, **options) -> Path:
+    """The session of such a machine."""
+    return busy_machine(*arguments, **options).write(path)
 
 
 def digests(path: Path) -> dict[str, str]:
@@ -76,6 +85,29 @@ def test_cut_or_not_is_the_same(tmp_path_factory, seed, levels, entries, psc):
     assert parts > 1
     for name, content in found.items():
         assert content == rows(path, name), name
+
+
+@pytest.mark.parametrize("seed", [5, 10, 12, 17])
+@pytest.mark.parametrize("lossy", [False, True])
+@pytest.mark.parametrize("entries", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+def test_right_on_lines_of_tables_and_huge_pages(tmp_path, monkeypatch, seed, lossy, entries, cut):
+    """What a read of such a line was, only the next read tells, which may be lost."""
+    if not cut:
+        monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
+    machine = busy_machine(seed, lossy=lossy, granularity=64, entries=entries)
+    results = parse(machine.write(tmp_path / "s"))
+    assert (len(list((tmp_path / "s" / "results" / "misses").iterdir())) > 1) == cut
+    clock, gaps = Clock.from_summary(results.summary["clock"]), results.summary["gaps"]
+    assert bool(gaps) == lossy
+    found = [time for times, _ in results.misses() for time in times.tolist()]
+    true = clock.to_ns(np.array([row[0] for row in machine.expected], np.uint64)).tolist()
+    found, true = (
+        [time for time in times if not any(within(gap, time) for gap in gaps)]
+        for times in (found, true)
+    )
+    assert found == true
+    assert len(true) > 3000
 
 
 @pytest.mark.parametrize("counts_only", [False, True])
