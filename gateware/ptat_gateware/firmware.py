@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,7 @@ class FirmwareError(Exception):
 
 
 class FirmwareBuilder(Builder):
-    """LiteX's builder with our firmware where its BIOS would be.
-
-    It needs meson, which is beside the Python that runs this.
-    """
+    """LiteX's builder with our firmware where its BIOS would be."""
 
     def __init__(self, soc: Any, **options: Any) -> None:
         Builder.__init__(self, soc, **options)
@@ -61,6 +60,8 @@ def build(soc: Any, directory: Path, name: str, **options: Any) -> None:
         raise FirmwareError(f"there is no {FIRMWARE}: firmware is built in ptat's repository")
     if shutil.which(COMPILER) is None:
         raise FirmwareError(f"there is no {COMPILER}: {HINT}")
+    # LiteX's makefiles call meson and python3 by name: those beside the Python that runs this.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     builder = FirmwareBuilder(soc, output_dir=str(directory), gateware_dir=str(directory))
     builder.build(build_name=name, run=False, **options)
 

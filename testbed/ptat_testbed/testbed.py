@@ -114,6 +114,7 @@ class TestbedBoard:
             try:
                 with progress("simulating the bus and its snooper"):
                     gateware.capture(session, session / bus_file)
+                result.metadata["board"] = gateware.metadata()
             except PtatError as error:
                 result.complete = False
                 result.reason = f"the gateware captured nothing: {error.message}"
