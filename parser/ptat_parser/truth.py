@@ -59,12 +59,14 @@ def dtype() -> np.dtype[np.void]:
 
 
 def read(path: Path) -> npt.NDArray[Any]:
-    """Map a truth file.
+    """Map a truth file; read one that is in an object store.
 
     Returns a read-only structured array, shape ``(walks,)``, of `dtype`.
     Raises `BadInput` if the file is missing or not a whole number of records.
     """
     import numpy as np
+
+    from ptat_parser import storage
 
     if not path.is_file():
         raise BadInput(f"{path}: no such file", "only the testbed records the truth")
@@ -76,6 +78,8 @@ def read(path: Path) -> npt.NDArray[Any]:
         )
     if size_bytes == 0:
         return np.empty(0, dtype())
+    if storage.is_remote(path):
+        return storage.read_array(path, dtype())
     return np.memmap(path, dtype(), mode="r")
 
 

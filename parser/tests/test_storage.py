@@ -96,6 +96,7 @@ def test_a_trace_from_there(tmp_path, store):
     assert there.to_polars().collect().equals(here.to_polars().collect())
     again = ptat_parser.load(storage.location(store))
     assert again.summary == here.trace.summary
+    assert ptat_parser.validate(again).exact
 
 
 def test_a_cluster_works_in_a_bucket(tmp_path, s3):
