@@ -16,6 +16,8 @@ from ptat_parser import wire
 
 ANSWER_TIMEOUT_S = 0.5
 TRIES = 5
+TRIES_RECORDING = 20
+"""A machine that is busy with what is recorded may keep us waiting; the board is not to blame."""
 CALIBRATE_TIMEOUT_S = 30.0
 HEARTBEAT_S = 1.0
 STOP_POLL_S = 0.01
@@ -92,6 +94,8 @@ class Client:
         self.host = secrets.randbelow(2**32 - 1) + 1
         self._id = secrets.randbelow(2**16)
         self._heartbeat_due_s = 0.0
+        self.tries = TRIES
+        """How often a command is sent before the board counts as gone."""
 
     def __enter__(self) -> Client:
         return self
@@ -112,7 +116,7 @@ class Client:
         """
         self._id = (self._id + 1) % 2**16
         request = Frame(command, self._id, payload, self.host).encode()
-        for _ in range(TRIES):
+        for _ in range(self.tries):
             self.link.send(request)
             deadline = time.monotonic() + (timeout_s or self._patience_s)
             while (left_s := deadline - time.monotonic()) > 0:

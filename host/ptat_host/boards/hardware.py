@@ -24,7 +24,7 @@ from ptat_host.boards.base import (
     RecordRequest,
     RecordResult,
 )
-from ptat_host.boards.client import Capture, Client, Link, LinkError
+from ptat_host.boards.client import TRIES_RECORDING, Capture, Client, Link, LinkError
 from ptat_host.protocol import Command, Identity, Window
 from ptat_host.sizes import format_size
 from ptat_parser import wire
@@ -166,6 +166,7 @@ class Tap:
         before_ns = time.monotonic_ns()
         self.client.command(Command.START)
         self.started_ns = before_ns, time.monotonic_ns()
+        self.client.tries = TRIES_RECORDING
 
     def broken(self) -> str | None:
         """Why the recording must end."""
