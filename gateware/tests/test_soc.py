@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The simulated device with its firmware: self test, commands on each link, health."""
 
+import json
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from litex.soc.integration.export import get_csr_json
 
+from ptat_gateware.firmware import FIRMWARE
+from ptat_gateware.layouts import ddr3_command_layout
 from ptat_gateware.sim import soc
 from ptat_gateware.sim.device import Device
+from ptat_gateware.soc import RANKS
+from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ
+from ptat_gateware.targets.ecpix5_soc import ECPIX5SoC
+from ptat_gateware.targets.ft601_soc import FT601SoC
 from ptat_host.boards.client import Client
 from ptat_host.boards.udp import UdpLink
 from ptat_host.protocol import Command, Frame, FrameReader, Identity, State
 from ptat_parser import wire
 
-pytestmark = pytest.mark.skipif(
+needs_tools = pytest.mark.skipif(
     shutil.which("verilator") is None or shutil.which("riscv64-unknown-elf-gcc") is None,
     reason="no Verilator or compiler (setup/packages.sh gateware firmware)",
 )
@@ -35,12 +45,14 @@ def identity_is_right(identity: Identity) -> None:
     assert identity.tick_hz == 800_000_000
 
 
+@needs_tools
 def test_memory_and_capture_pass_the_self_test(device: Device) -> None:
     lines = device.console.splitlines()
     assert "memory: passed" in lines
     assert "capture: passed" in lines
 
 
+@needs_tools
 def test_commands_over_udp(device: Device) -> None:
     with Client(UdpLink(f"127.0.0.1:{device.port}"), PATIENCE_S) as client:
         identity_is_right(client.identify())
@@ -50,6 +62,7 @@ def test_commands_over_udp(device: Device) -> None:
         assert health.illegal == (0,) * 8
 
 
+@needs_tools
 def test_commands_over_the_uart_among_other_bytes(device: Device) -> None:
     request = Frame(Command.IDENTIFY, 0x1234, host=7).encode()
     device.send_to_uart(b"noise" + request[:9] + request)
@@ -64,3 +77,23 @@ def test_commands_over_the_uart_among_other_bytes(device: Device) -> None:
     (answer,) = frames
     assert (answer.id, answer.host, answer.response) == (0x1234, 7, True)
     identity_is_right(Identity.decode(answer.payload))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: ECPIX5SoC(DDR3_800_CK_HZ, soc.GIT_HASH), id="ecpix5"),
+        pytest.param(lambda: FT601SoC(soc.GIT_HASH), id="ft601"),
+    ],
+)
+def test_boards_have_all_registers_of_the_firmware(make: Callable[[], Any]) -> None:
+    board = make()
+    board.finalize()
+    exported = json.loads(get_csr_json(board.csr_regions, board.constants, board.mem_regions))
+    code = "".join(path.read_text() for path in (FIRMWARE / "image").glob("*.c"))
+    parts = "snooper|link|meter|generator|capture|identity|watchdog|timer0"
+    used = set(re.findall(rf"\b((?:{parts})_\w+?)_(?:read|write)\(", code))
+    assert len(used) > 30
+    assert used <= set(exported["csr_registers"])
+    pins = sum(bits for _, bits in ddr3_command_layout(RANKS))
+    assert exported["constants"]["capture_pins"] == pins
