@@ -37,7 +37,7 @@ from ptat_parser.spans import Worker
 from ptat_parser.survey import Progress, Survey, no_progress, survey
 
 FORMAT = "ptat-results"
-VERSION = 1
+VERSION = 2
 
 GROUP_ROWS = 1 << 20
 """Rows of one row group."""
