@@ -92,7 +92,7 @@ def make_session(directory: Path) -> None:
     sizes = {"4096": 80, "2097152": 20}
     summary = {
         "format": "ptat-results",
-        "version": 1,
+        "version": 2,
         "complete": True,
         "incomplete_reason": None,
         "totals": {
