@@ -290,6 +290,7 @@ def _two_hosts(sessions: Path, program: Path, source: Path) -> bool:
             time.sleep(0.005)
         refused = _record(second, (), COMMAND)
         _, status = os.waitpid(ptat, 0)
+    print(refused.status, refused.said, status, first.with_suffix(".stderr").read_text())
     return (
         refused.status == 2
         and "in use by another program" in refused.said
