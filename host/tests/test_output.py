@@ -370,6 +370,7 @@ def test_every_option_states_its_default():
         "check",
         "stat",
         "export",
+        "calibrate",
     }
     silent = [
         f"{name} {action.option_strings[0]}"
