@@ -281,14 +281,16 @@ def _record(
 
 def _two_hosts(sessions: Path, program: Path, source: Path) -> bool:
     """A second ptat is refused, and the first goes on."""
-    first, second = sessions / "first", sessions / "second"
+    first, second, over = sessions / "first", sessions / "second", sessions / "over"
+    until_over = ("sh", "-c", f"until [ -e {over} ]; do sleep 0.1; done")
     with UsbBoard(program, source, (f"slow:{SLOW_US}",)):
-        ptat = _start(first, (), ("sleep", "8"), first.with_suffix(".stderr"))
+        ptat = _start(first, (), until_over, first.with_suffix(".stderr"))
         while not (first / "bus.0.raw").exists():
             if os.waitpid(ptat, os.WNOHANG)[0]:
                 return False
             time.sleep(0.005)
         refused = _record(second, (), COMMAND)
+        over.touch()
         _, status = os.waitpid(ptat, 0)
     print(refused.status, refused.said, status, first.with_suffix(".stderr").read_text())
     return (
