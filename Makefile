@@ -71,7 +71,7 @@ test: setup .venv/gateware-ready packages-firmware lint
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 	$(PYTHON) -m ptat_testbed.sim_soc
-	$(PYTHON) -m ptat_gateware.bitstream
+	$(PYTHON) -m ptat_gateware.bitstream --known-size
 
 SIZE ?= full
 check-exact: setup .venv/gateware-ready

@@ -9,11 +9,13 @@ Ends with one JSON line: ``{"domains": {NAME: {"required_mhz", "reached_mhz"}}, 
 "bram", "bitstream", "snooper", "acorn", "oversized"}``. ``lut``, ``ff``, ``bram`` and ``bitstream``
 are those of ECPIX-5 at DDR3-800; ``snooper`` is the 4-phase snooper with its registers and no board
 around it; ``acorn`` is Yosys's estimate for the XC7A200T, and Vivado's project; ``oversized`` names
-what of the snooper exceeds its budget. Exit status 1 if a domain misses its clock.
+what of the snooper exceeds its budget. Exit status 1 if a domain misses its clock or the snooper
+its budget; with ``--known-size``, as CI asks, only if it is larger than is known and published.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import json
@@ -23,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -47,7 +49,8 @@ WORKERS = 2  # designs built at a time
 
 BARE = "snooper"
 ACORN = "acorn"
-BUDGET_LUT, BUDGET_FF = 3500, 2500  # of the bare snooper
+BUDGET = {"lut": 3500, "ff": 2500}  # of the bare snooper
+KNOWN_SIZE = {"lut": 3900, "ff": 2684}  # of the same, as docs/gateware.md has it: it misses
 
 
 class BuildError(Exception):
@@ -363,15 +366,20 @@ def missed_clocks(figures: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} misses its clock: it reaches {clock}"
 
 
-def oversized(figures: Mapping[str, Any]) -> Iterator[str]:
-    """What exceeds its budget, one line each. The bitstream works all the same."""
-    for cells, budget in (("lut", BUDGET_LUT), ("ff", BUDGET_FF)):
-        if figures[BARE][cells] > budget:
-            yield f"the snooper takes {figures[BARE][cells]} {cells.upper()}s of {budget}"
+def oversized(figures: Mapping[str, Any], limits: Mapping[str, int]) -> Iterator[str]:
+    """What of the snooper exceeds its limit, one line each."""
+    for cells, limit in limits.items():
+        if figures[BARE][cells] > limit:
+            yield f"the snooper takes {figures[BARE][cells]} {cells.upper()}s of {limit}"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Build, or find in the cache; judge."""
+    parser = argparse.ArgumentParser(prog="make bitstream")
+    parser.add_argument(
+        "--known-size", action="store_true", help="fail for a larger snooper only than is known"
+    )
+    known_size = parser.parse_args(argv).known_size
     root = cache_root().resolve()
     if root.is_relative_to("/tmp"):
         say(f"the tools of YoWASP cannot see {root}: set PTAT_CACHE to a directory not in /tmp")
@@ -388,11 +396,12 @@ def main() -> int:
         return 1
     figures = summary(built)
     missed = list(missed_clocks(figures))
-    figures["oversized"] = list(oversized(figures))
+    figures["oversized"] = list(oversized(figures, BUDGET))
     for line in missed + figures["oversized"]:
         say(line)
+    larger = list(oversized(figures, KNOWN_SIZE)) if known_size else figures["oversized"]
     print(json.dumps(figures))
-    return 1 if missed else 0
+    return 1 if missed or larger else 0
 
 
 if __name__ == "__main__":
