@@ -34,6 +34,7 @@ from ptat_parser.blocks import (
     ACCESS_DELTA_SHIFT,
     ADDRESS_UNIT_SHIFT,
     BLOCK_RECORDS_MAX,
+    WORD_CHECK,
     WORD_FIRST_RECORD,
     WORD_TIME,
     WRITE_BIT,
@@ -41,20 +42,36 @@ from ptat_parser.blocks import (
     Chunk,
     PlainChunk,
     chunks_of,
-    decode_plain,
 )
 from ptat_parser.clock import Clock
 from ptat_parser.jit import Integer, inlined, jit
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
+from ptat_parser.quick import (
+    P_CANDIDATES,
+    P_EARLY,
+    P_ENTRY,
+    P_FAULTED,
+    P_FIRST,
+    P_LAST,
+    P_MISSES,
+    P_ORDER,
+    P_OTHER,
+    P_RANGE,
+    P_STORES,
+    PAGE_COLUMNS,
+    collect,
+    count_reads,
+    keep_reads,
+    tell_times,
+)
 from ptat_parser.rpt import (
     CLEARING,
+    COUNTED_MAX,
     EMPTY,
     ENTRIES,
     EPOCH_TICKS,
-    HALF,
     LEAF,
-    LOW_HALF,
     NO_SLOT,
     NOTHING_PENDING,
     TABLE,
@@ -94,7 +111,7 @@ HELD_BACK = 1 << 17
 
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-_ONE = np.uint64(1)
+_ZERO = np.uint64(0)
 _U32 = np.int64(0xFFFF_FFFF)
 _PAGE_SHIFT = np.uint64(12)
 _ENTRY_SHIFT = np.uint64(3)
@@ -130,23 +147,6 @@ COUNTERS = 24
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
-# Columns of a page's statistics.
-(
-    P_MISSES,
-    P_FAULTED,
-    P_FIRST,  # time of the first read, -1 before there was one
-    P_LAST,
-    P_RANGE,
-    P_ENTRY,
-    P_CANDIDATES,
-    P_STORES,  # since the first read
-    P_EARLY,  # stores before that, of a page that a span before may have read
-    P_ORDER,  # reads of all pages before the first read
-    P_OTHER,  # page of the same line with other candidates: a ring; 0 where there is none
-) = range(11)
-PAGE_COLUMNS = 11
-
-
 GROUP = BLOCK_RECORDS_MAX
 """Accesses that are looked at together."""
 
@@ -160,12 +160,13 @@ class Records(NamedTuple):
 
 
 class _Accesses(NamedTuple):
-    """A chunk for the inner loop: its `words` if it is a `PlainChunk`, else its arrays."""
+    """A chunk for the inner loop: its `blocks` if it is a `PlainChunk`, else, of each access,
+    `words` with the address and whether it is a write, as in a block, and the time.
+    """
 
+    blocks: U64
     words: U64
     time: U64
-    address: U64
-    write: npt.NDArray[np.bool_]
 
 
 class _Held(NamedTuple):
@@ -335,22 +336,22 @@ def _of_candidates(number: Integer, bits: Integer, now: Integer, pages: I64, cou
 
     Those of a line form a ring, through `P_OTHER`.
     """
-    if pages[number, P_CANDIDATES] == 0:
-        pages[number, P_CANDIDATES] = bits
+    if pages[P_CANDIDATES, number] == 0:
+        pages[P_CANDIDATES, number] = bits
         return number
     other = number
-    while pages[other, P_CANDIDATES] != bits:
-        other = pages[other, P_OTHER]
+    while pages[P_CANDIDATES, other] != bits:
+        other = pages[P_OTHER, other]
         if other in (0, number):
             count[N_PAGES] += 1
             other = count[N_PAGES]
-            after = pages[number, P_OTHER]
-            pages[other] = pages[number]
-            pages[other, P_OTHER] = after if after else number
-            pages[number, P_OTHER] = other
-            pages[other, P_MISSES] = pages[other, P_FAULTED] = pages[other, P_STORES] = 0
-            pages[other, P_FIRST] = now
-            pages[other, P_CANDIDATES] = bits
+            after = pages[P_OTHER, number]
+            pages[:, other] = pages[:, number]
+            pages[P_OTHER, other] = after if after else number
+            pages[P_OTHER, number] = other
+            pages[P_MISSES, other] = pages[P_FAULTED, other] = pages[P_STORES, other] = 0
+            pages[P_FIRST, other] = now
+            pages[P_CANDIDATES, other] = bits
     return other
 
 
@@ -421,8 +422,8 @@ def _match_fault(
     held.kind[found] = FAULT
     if config.records:
         out.kind[held.record[found]] = FAULT
-    pages[held.page[found], P_MISSES] -= 1
-    pages[held.page[found], P_FAULTED] += 1
+    pages[P_MISSES, held.page[found]] -= 1
+    pages[P_FAULTED, held.page[found]] += 1
     count[FAULTS_MATCHED] += 1
 
 
@@ -618,27 +619,9 @@ def _number(slot: Integer, range_: Integer, numbers: U32, pages: I64, count: I64
     count[N_PAGES] += 1
     number = count[N_PAGES]
     numbers[slot] = number
-    pages[number, P_RANGE] = range_
-    pages[number, P_ENTRY] = slot % ENTRIES
+    pages[P_RANGE, number] = range_
+    pages[P_ENTRY, number] = slot % ENTRIES
     return number
-
-
-@jit
-def _find_slots(
-    address: U64,
-    write: npt.NDArray[np.bool_],
-    quick_slot: I64,
-    base: Integer,
-    size: Integer,
-    in_line: Integer,
-    slots: I64,
-) -> None:
-    """The slot of each access that is a read of a PTE which needs no second look, else below 0."""
-    for i in range(address.size):
-        offset = min(address[i] - base, size)
-        index = np.int64(offset >> _ENTRY_SHIFT & in_line)
-        slot = quick_slot[np.int64(offset >> _PAGE_SHIFT)] + index
-        slots[i] = NO_SLOT if write[i] else slot
 
 
 @jit
@@ -661,16 +644,14 @@ def _replay(
 
     `after` is the address read right after the chunk, at `after_ticks`.
 
-    Nearly all accesses are reads of PTEs of which it is known, or plain to see, that they are
-    misses. These take the inner loop, in which all that waits for memory is one counter, and as
-    little as possible is done besides, so that a core waits for many of them at once.
+    Nearly all of them are left to `quick`.
     """
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
     line, faults, entries, records = config.line, config.faults, config.entries, config.records
     levels, frames, parent_slots = t.level, t.frame, t.parent_slot
     state, owed, mapped, numbers = t.state, t.owed, t.mapped, t.page
-    counted = t.counted
-    epoch = np.uint64(count[EPOCH]) - _ONE
+    counted, carried, last_ticks = t.counted, t.carried, t.last_ticks
+    epoch = np.uint64(count[EPOCH])
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
     quick = line == 1 or not entries  # else each read says which entries were mapped
     out_time, out_page, out_kind = out.time, out.page, out.kind
@@ -678,77 +659,64 @@ def _replay(
     next_timed = _timed_after(timed, count, config)
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
-    slots = np.empty(GROUP, np.int64)
-    blocks = chunk.words.shape[0]
-    if blocks:
-        time, address = np.empty(GROUP, np.uint64), np.empty(GROUP, np.uint64)
-        write = np.empty(GROUP, np.bool_)
+    blocks = chunk.blocks.shape[0]
+    time = np.empty(GROUP if blocks else 0, np.uint64)
 
     for group in range(start // GROUP, -(-stop // GROUP)):
         first = group * GROUP
         following, following_ticks = after, after_ticks
         if blocks:
-            decode_plain(chunk.words[group], time, address, write)
+            words = chunk.blocks[group, WORD_FIRST_RECORD:WORD_CHECK]
+            tell_times(chunk.blocks[group], time)
             if group + 1 < blocks:
-                following, following_ticks = _first_read(chunk.words[group + 1])
-        else:
-            time, address = chunk.time[first : first + GROUP], chunk.address[first : first + GROUP]
-            write = chunk.write[first : first + GROUP]
-            if first + GROUP < chunk.time.size:
-                following = (
-                    _NO_ADDRESS if chunk.write[first + GROUP] else chunk.address[first + GROUP]
+                following, following_ticks = _read(
+                    chunk.blocks[group + 1, WORD_FIRST_RECORD],
+                    chunk.blocks[group + 1, WORD_TIME],
                 )
+        else:
+            words = chunk.words[first : first + GROUP]
+            time = chunk.time[first : first + GROUP]
+            if first + GROUP < chunk.time.size:
+                following, _ = _read(chunk.words[first + GROUP], _ZERO)
                 following_ticks = np.int64(chunk.time[first + GROUP])
-        if quick:
-            _find_slots(address, write, t.quick_slot, base, size, in_line, slots)
         i = max(start - first, 0)
         end = min(stop - first, GROUP)
+        quick_end = _until(time, i, end, next_timed)
         while i < end:
-            if quick and pmd_line < 0 and n_output > 0:
+            if quick and pmd_line < 0 and n_output > 0 and i < quick_end:
                 began = i
-                quick_end = end
-                if next_timed < time[end - 1]:
-                    quick_end = i
-                    while time[quick_end] <= next_timed:
-                        quick_end += 1
-                while i < quick_end:
-                    slot = slots[i]
-                    if slot < 0:
-                        break
-                    known = counted[slot]
-                    if known == 0:
-                        if numbers[slot] or state[slot] == EMPTY:
-                            break
-                        range_ = t.range_of_frame[slot // ENTRIES]
-                        number = _number(slot, range_, numbers, pages, count)
-                        pages[number, P_FIRST] = time[i]
-                        pages[number, P_ORDER] = n_output + i - began
-                    counted[slot] = (known + _ONE) & LOW_HALF | time[i] - epoch << HALF
-                    i += 1
+                i, count[N_PAGES] = count_reads(
+                    words, time, began, quick_end, base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT,
+                    in_line, t.quick_slot, counted, carried, last_ticks, epoch, state,
+                    t.range_of_frame, numbers, pages, count[N_PAGES], n_output,
+                )  # fmt: skip
                 if records:
-                    for j in range(began, i):
-                        out_time[n_output + j - began] = time[j]
-                        out_page[n_output + j - began] = numbers[slots[j]] - 1
+                    keep_reads(
+                        words, time, began, i, base >> _ENTRY_SHIFT, in_line, t.quick_slot,
+                        numbers, out_time, out_page, n_output,
+                    )  # fmt: skip
                 n_output += i - began
                 lone_reads += i - began
                 if i == end:
                     break
 
             now = time[i]
+            address = (words[i] & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
             i += 1
             if next_timed < now:
                 count[N_OUTPUT] = n_output
                 _timed_until(now, t, out, held, timed, pages, count, config)
                 next_timed = _timed_after(timed, count, config)
-            offset = address[i - 1] - base
+                quick_end = _until(time, i, end, next_timed)
+            offset = address - base
             if offset >= size:
-                _unexplained(now, address[i - 1], OUTSIDE_REGION, count, examples)
+                _unexplained(now, address, OUTSIDE_REGION, count, examples)
                 continue
             page = np.int64(offset >> _PAGE_SHIFT)
             frame = np.int64(frames[page])
             level = levels[page]
             slot = (frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -line
-            if write[i - 1]:
+            if words[i - 1] & WRITE_BIT:
                 if offset < marker_bytes:
                     continue
                 count[STORES] += 1
@@ -758,10 +726,10 @@ def _replay(
                     _store(t.store_level[page], slot, line, state, t.pending, mapped)
                     if level and config.continued and numbers[slot] == 0:
                         number = _number(slot, t.range_of_frame[frame], numbers, pages, count)
-                        pages[number, P_FIRST] = -1
+                        pages[P_FIRST, number] = -1
                     if numbers[slot] and level:
-                        early = pages[numbers[slot], P_FIRST] < 0
-                        pages[numbers[slot], P_EARLY if early else P_STORES] += 1
+                        early = pages[P_FIRST, numbers[slot]] < 0
+                        pages[P_EARLY if early else P_STORES, numbers[slot]] += 1
                 continue
 
             if level == 1:
@@ -776,7 +744,7 @@ def _replay(
                     pmd_line = -1
             elif level == 2:
                 if i < time.size:
-                    next_address = _NO_ADDRESS if write[i] else address[i]
+                    next_address, _ = _read(words[i], _ZERO)
                     gap = np.int64(time[i] - now)
                 else:
                     next_address, gap = following, following_ticks - np.int64(now)
@@ -789,40 +757,44 @@ def _replay(
                 count[WALK_PMD_TICKS] = now
             else:
                 reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
-                _unexplained(now, address[i - 1], reason, count, examples)
+                _unexplained(now, address, reason, count, examples)
                 continue
 
             number = np.int64(numbers[slot])
             if number == 0:
                 number = _number(slot, t.range_of_frame[frame], numbers, pages, count)
-                pages[number, P_FIRST] = -1
-            if pages[number, P_FIRST] < 0:
-                pages[number, P_FIRST] = now
-                pages[number, P_ORDER] = n_output
+                pages[P_FIRST, number] = -1
+            if pages[P_FIRST, number] < 0:
+                pages[P_FIRST, number] = now
+                pages[P_ORDER, number] = n_output
             if line > 1 and kind == MISS and (entries or level == 2):
                 bits = _candidates(slot, line, level, state, mapped)
-                if bits != pages[number, P_CANDIDATES]:
+                if bits != pages[P_CANDIDATES, number]:
                     used = count[N_PAGES]
                     number = _of_candidates(number, bits, now, pages, count)
                     numbers[slot] = number
                     if count[N_PAGES] > used:
-                        pages[number, P_ORDER] = n_output
-                        pages[number, P_EARLY] = 0
+                        pages[P_ORDER, number] = n_output
+                        pages[P_EARLY, number] = 0
             if records:
                 out_time[n_output] = now
                 out_page[n_output] = number - 1
                 out_kind[n_output] = kind
             if kind == MISS and level == 1 and quick:
-                counted[slot] = (counted[slot] + _ONE) & LOW_HALF | now - epoch << HALF
+                if counted[slot] == COUNTED_MAX:
+                    carried[slot] += COUNTED_MAX
+                    counted[slot] = 0
+                counted[slot] += 1
+                last_ticks[slot] = now - epoch
             else:
-                pages[number, P_LAST] = now
-                pages[number, P_MISSES] += kind == MISS
+                pages[P_LAST, number] = now
+                pages[P_MISSES, number] += kind == MISS
             n_output += 1
             if kind == MISS:
                 if faults:
                     _hold(n_output - 1, now, number, slot, t.last_read, held, count)
             elif kind == FAULT:
-                pages[number, P_FAULTED] += 1
+                pages[P_FAULTED, number] += 1
                 if faults and empty and owed[slot] < 255:
                     owed[slot] += 1
                     t.owed_ticks[slot] = now
@@ -852,33 +824,36 @@ def _hold(
     last_read[slot] = count[N_HELD] & _U32
 
 
-@jit
-def _collect(start: Integer, stop: Integer, t: Tables, pages: I64, epoch_ticks: Integer) -> None:
-    """Move what was counted of the slots ``start … stop`` to their pages."""
-    for slot in range(start, stop):
-        known = t.counted[slot]
-        if known:
-            page = pages[t.page[slot]]
-            page[P_MISSES] += np.int64(known & LOW_HALF)
-            page[P_LAST] = max(page[P_LAST], epoch_ticks - 1 + np.int64(known >> HALF))
-            t.counted[slot] = 0
+@inlined
+def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
+    """Address of an access if it is a read, and its time if `before` is that of the one before."""
+    if word & WRITE_BIT:
+        return _NO_ADDRESS, 0
+    ticks = before + (word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
+    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(ticks)
 
 
 @inlined
-def _first_read(block: U64) -> tuple[Integer, Integer]:
-    """Address and time of a block's first access, if it is a read."""
-    word = block[WORD_FIRST_RECORD]
-    if word & WRITE_BIT:
-        return _NO_ADDRESS, 0
-    delta = word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
-    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(block[WORD_TIME] + delta)
+def _until(time: U64, start: Integer, end: Integer, next_timed: Integer) -> Integer:
+    """The end of those accesses that are not after the next event without a marker."""
+    if start == end or time[end - 1] <= next_timed:
+        return end
+    low: Integer = start
+    high: Integer = end - 1
+    while low < high:
+        middle = (low + high) // 2
+        if time[middle] <= next_timed:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @dataclass
 class Replay:
     """A finished replay; when pickled, the numbers of `pages` take no more bytes than they need.
 
-    `pages` has one row for each page number; columns are `P_MISSES` …
+    `pages` has one column for each page number; rows are `quick.P_MISSES` …
     `counters` is indexed by `STORES` … `unexplained` lists the first reads that nothing
     explains, as ticks, address and reason, `doubts` from a read to a fault event that may be
     about it, if it is not about one that was lost (ticks).
@@ -891,19 +866,19 @@ class Replay:
     doubts: list[tuple[int, int]]
 
     def __getstate__(self) -> dict[str, Any]:
-        least = self.pages.min(axis=0) if len(self.pages) else np.zeros(PAGE_COLUMNS, np.int64)
+        least = [int(values.min()) if values.size else 0 for values in self.pages]
         columns = [
-            (column - low).astype(np.min_scalar_type(int(column.max(initial=low)) - int(low)))
-            for column, low in zip(self.pages.T, least, strict=True)
+            (values - low).astype(np.min_scalar_type(int(values.max(initial=low)) - low))
+            for values, low in zip(self.pages, least, strict=True)
         ]
         return self.__dict__ | {"pages": (least, columns)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         least, columns = state["pages"]
-        pages = np.empty((columns[0].size, PAGE_COLUMNS), np.int64)
-        for number, column in enumerate(columns):
-            pages[:, number] = column
-        self.__dict__ = state | {"pages": pages + least}
+        pages = np.empty((PAGE_COLUMNS, columns[0].size), np.int64)
+        for values, column, low in zip(pages, columns, least, strict=True):
+            np.add(column, low, out=values, dtype=np.int64, casting="unsafe")
+        self.__dict__ = state | {"pages": pages}
 
 
 @dataclass(frozen=True)
@@ -970,7 +945,7 @@ class Replayer:
         self._schedule = _Schedule(placement, self._ticks, started, losses)
         self._stopped = stopped
         self._walk_step = 0
-        self._pages = np.zeros((1, PAGE_COLUMNS), np.int64)
+        self._pages = np.zeros((PAGE_COLUMNS, 1 << 10), np.int64)
         self._pages_used = 0
         self._firsts = firsts
         there = [first for first in firsts if first]
@@ -1034,7 +1009,7 @@ class Replayer:
         first_timed = int(count[NEXT_TIMED])
         count[NEXT_HELD] = count[NEXT_WATCHED] = first_timed
         pages = self._pages
-        pages[: self._pages_used] = 0
+        pages[:, : self._pages_used] = 0
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         held = _hold_none(0)
         done_accesses = span.first_access
@@ -1064,8 +1039,9 @@ class Replayer:
             count[WALK_PMD] = -1
             rpt.after_loss()
 
-        def collect() -> None:
-            _collect(0, rpt.slots, rpt.tables, pages, rpt.epoch_ticks)
+        def collect_counts() -> None:
+            t = rpt.tables
+            collect(rpt.slots, t.counted, t.carried, t.last_ticks, rpt.epoch_ticks, t.page, pages)
 
         for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
             steps = schedule.within(chunk, done_accesses)
@@ -1088,7 +1064,7 @@ class Replayer:
                 steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
                 chunk = Chunk(chunk.time[rows], chunk.address[rows], chunk.write[rows])
             size = chunk.accesses
-            pages = self._pages = with_room(pages, int(count[N_PAGES]) + 1, size)
+            pages = self._pages = _with_room(pages, int(count[N_PAGES]) + 1, size)
             if config.records:
                 records.kind[count[N_OUTPUT] : count[N_OUTPUT] + size] = MISS
             if config.faults:
@@ -1108,7 +1084,7 @@ class Replayer:
                     )  # fmt: skip
                     start = stop
                     if start < position:
-                        collect()
+                        collect_counts()
                         rpt.epoch_ticks = chunk.access(start)[0]
                         count[EPOCH] = rpt.epoch_ticks
                 if config.line > 1 and position:
@@ -1129,12 +1105,12 @@ class Replayer:
         _timed_until(end_ticks, rpt.tables, records, held, timed, pages, count, config)
         match_held()
         _add(pages, rpt.counts())
-        collect()
+        collect_counts()
         self._pages_used = int(count[N_PAGES]) + 1
         shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
         return Replay(
             rpt,
-            pages[1 : self._pages_used],
+            pages[:, 1 : self._pages_used],
             count,
             [(at, address, REASONS[reason]) for at, address, reason in shown],
             _doubts(timed, first_timed, int(count[NEXT_TIMED])),
@@ -1219,23 +1195,24 @@ class _Schedule:
         return late
 
 
-def with_room(rows: I64, used: int, wanted: int) -> I64:
-    """An array of rows that has room for more, which are 0; what was never used costs nothing."""
-    if used + wanted <= len(rows):
-        return rows
-    new = np.zeros((2 * len(rows) + wanted, *rows.shape[1:]), rows.dtype)
-    new[:used] = rows[:used]
+def _with_room(pages: I64, used: int, wanted: int) -> I64:
+    """Columns that have room for more, which are 0; what was never used costs nothing."""
+    if used + wanted <= pages.shape[1]:
+        return pages
+    new = np.zeros((PAGE_COLUMNS, 2 * pages.shape[1] + wanted), np.int64)
+    new[:, :used] = pages[:, :used]
     return new
 
 
 def _accesses(chunk: AnyChunk) -> _Accesses:
     if isinstance(chunk, PlainChunk):
-        return _Accesses(chunk.words, _NO_TIME, _NO_TIME, _NO_WRITE)
-    return _Accesses(_NO_WORDS, chunk.time, chunk.address, chunk.write)
+        return _Accesses(chunk.words, _NO_TIME, _NO_TIME)
+    words = chunk.address >> ADDRESS_UNIT_SHIFT
+    words[chunk.write] |= WRITE_BIT
+    return _Accesses(_NO_BLOCKS, words, chunk.time)
 
 
-_NO_WORDS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
-_NO_WRITE = np.empty(0, np.bool_)
+_NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:
@@ -1249,8 +1226,8 @@ def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int)
 
 def _add(pages: I64, counts: list[Counts]) -> None:
     for page, misses, last_ticks in counts:
-        np.add.at(pages[:, P_MISSES], page, misses)
-        np.maximum.at(pages[:, P_LAST], page, last_ticks)
+        np.add.at(pages[P_MISSES], page, misses)
+        np.maximum.at(pages[P_LAST], page, last_ticks)
 
 
 _NO_RECORDS = Records(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint8))

@@ -14,14 +14,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ptat_parser import clock, cluster, gaps, kernel_log, markers, spans, storage, wire
+from ptat_parser import clock, cluster, gaps, kernel_log, markers, quick, spans, storage, wire
 from ptat_parser import replay as replaying
 from ptat_parser.anchors import EntryStores
 from ptat_parser.clock import Clock
@@ -30,6 +30,7 @@ from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
+from ptat_parser.parquet import GROUP_ROWS, Column, Writer
 from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
@@ -38,9 +39,6 @@ from ptat_parser.survey import Progress, Survey, no_progress, survey
 
 FORMAT = "ptat-results"
 VERSION = 2
-
-GROUP_ROWS = 1 << 20
-"""Rows of one row group."""
 
 KIND_FAULT = replaying.FAULT
 KIND_PMD_READ = replaying.PMD_READ
@@ -241,7 +239,7 @@ def _take_misses(
     origin_ns: Integer,
     ns_per_tick: float,
     time_ns: npt.NDArray[np.int64],
-    page: npt.NDArray[np.uint32],
+    page: npt.NDArray[np.int64],
 ) -> tuple[Integer, Integer]:
     """Fill `time_ns` and `page` with the misses from record `start` on.
 
@@ -260,12 +258,8 @@ def _take_misses(
     return i, n
 
 
-def _schema(**types: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in types.items()])
-
-
-_MISSES = _schema(time=pa.int64(), page=pa.uint32())
-_OTHERS = _schema(time=pa.int64(), page=pa.uint32(), kind=pa.uint8())
+_MISSES = [Column("time", np.int64), Column("page", np.uint32)]
+_OTHERS = [*_MISSES, Column("kind", np.uint8)]
 
 
 @dataclass(frozen=True)
@@ -310,65 +304,47 @@ class _Output:
         with self._file("misses", _MISSES) as file:
             start = 0
             size = min(GROUP_ROWS, self.rows)
-            time_ns, page = np.empty(size, np.int64), np.empty(size, np.uint32)
+            time_ns, page = np.empty(size, np.int64), np.empty(size, np.int64)
             while start < self.rows:
                 start, n = _take_misses(
                     records, start, self.rows, numbers, np.uint64(fitted.origin_ticks),
                     fitted.origin_ns, fitted.ns_per_tick, time_ns, page,
                 )  # fmt: skip
                 if n:
-                    _write_group(file, time_ns[:n], page[:n])
+                    file.write(time_ns[:n], page[:n])
         with self._file("other", _OTHERS) as file:
             rows = np.flatnonzero(records.kind[: self.rows] != replaying.MISS)
             for start in range(0, rows.size, GROUP_ROWS):
                 at = rows[start : start + GROUP_ROWS]
                 time_ns = fitted.to_ns(records.time[at])
-                _write_group(file, time_ns, numbers[records.page[at]], records.kind[at])
+                file.write(time_ns, numbers[records.page[at]], records.kind[at])
         self._made_by.free.append(records)
 
     @contextlib.contextmanager
-    def _file(self, name: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    def _file(self, name: str, columns: list[Column]) -> Iterator[Writer]:
         path = self._made_by.directory / name / f"part-{self._number:05}.parquet"
-        with storage.opened(path, "wb") as stored, _parquet(stored, schema) as file:
+        with path.open("wb") as stored, Writer(stored, columns) as file:
             yield file
-
-
-def _write_group(file: pq.ParquetWriter, *columns: npt.NDArray[Any]) -> None:
-    file.write_table(pa.Table.from_arrays([pa.array(c) for c in columns], schema=file.schema))
-
-
-def _parquet(path: Path | IO[bytes], schema: pa.Schema) -> pq.ParquetWriter:
-    # Times grow slowly: differences. Page numbers: equal bytes side by side compress.
-    encoding = {"time": "DELTA_BINARY_PACKED", "page": "BYTE_STREAM_SPLIT", "kind": "PLAIN"}
-    names = schema.names
-    return pq.ParquetWriter(
-        path,
-        schema,
-        use_dictionary=False,
-        column_encoding={name: encoding[name] for name in names},
-        compression={name: "NONE" if name == "time" else "LZ4" for name in names},
-        write_statistics=["time"],
-    )
 
 
 def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:
     rpt, columns = done.rpt, done.pages
-    ranges = columns[:, replaying.P_RANGE]
+    ranges = columns[quick.P_RANGE]
     base = np.array([r.base for r in rpt.ranges] or [0], np.uint64)[ranges]
     level = np.array([r.level for r in rpt.ranges] or [1], np.int64)[ranges]
     mm = np.array([r.mm for r in rpt.ranges] or [0], np.int64)[ranges]
     shift = np.where(level == 1, ENTRY_SHIFT[1], ENTRY_SHIFT[2])
 
-    bits = columns[:, replaying.P_CANDIDATES]
+    bits = columns[quick.P_CANDIDATES]
     everything = (1 << line) - 1
     bits = np.where(bits == 0, everything, bits)
     lowest = np.array([(b & -b).bit_length() - 1 if b else 0 for b in range(everything + 1)])
     highest = np.array([max(b.bit_length() - 1, 0) for b in range(everything + 1)])
     first = lowest[bits]
-    entry = columns[:, replaying.P_ENTRY] + first
+    entry = columns[quick.P_ENTRY] + first
     return pa.table(
         {
-            "page": np.arange(len(columns), dtype=np.uint32),
+            "page": np.arange(columns.shape[1], dtype=np.uint32),
             "mm": _of_mm(rpt.mms, "id", np.uint64)[mm],
             "tgid": _of_mm(rpt.mms, "tgid", np.int32)[mm],
             "comm": pa.array([m.comm for m in rpt.mms], pa.string()).take(pa.array(mm))
@@ -377,11 +353,11 @@ def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:
             "vaddr": base + (entry << shift).astype(np.uint64),
             "page_size_bytes": np.int64(1) << shift,
             "span": (highest[bits] - first + 1).astype(np.uint8),
-            "misses": columns[:, replaying.P_MISSES],
-            "faulted": columns[:, replaying.P_FAULTED],
-            "stores": columns[:, replaying.P_STORES],
-            "first_ns": fitted.to_ns(columns[:, replaying.P_FIRST].astype(np.uint64)),
-            "last_ns": fitted.to_ns(columns[:, replaying.P_LAST].astype(np.uint64)),
+            "misses": columns[quick.P_MISSES],
+            "faulted": columns[quick.P_FAULTED],
+            "stores": columns[quick.P_STORES],
+            "first_ns": fitted.to_ns(columns[quick.P_FIRST].astype(np.uint64)),
+            "last_ns": fitted.to_ns(columns[quick.P_LAST].astype(np.uint64)),
         }
     )
 
@@ -414,8 +390,8 @@ def _summary(
     faults: bool,
 ) -> dict[str, Any]:
     count = done.counters
-    misses = int(done.pages[:, replaying.P_MISSES].sum())
-    faulted = int(done.pages[:, replaying.P_FAULTED].sum())
+    misses = int(done.pages[quick.P_MISSES].sum())
+    faulted = int(done.pages[quick.P_FAULTED].sum())
     losses = {
         "accesses": found.losses.accesses,
         "blocks": found.losses.blocks,
@@ -443,7 +419,7 @@ def _summary(
             "pmd_reads": int(count[replaying.N_OUTPUT]) - misses - faulted,
             "stores": int(count[replaying.STORES]),
             "accesses": found.accesses,
-            "pages": int(np.count_nonzero(done.pages[:, replaying.P_MISSES])),
+            "pages": int(np.count_nonzero(done.pages[quick.P_MISSES])),
         },
         "misses_by_span": _misses_by_span(pages),
         "processes": _processes(done, pages, fitted),
@@ -530,7 +506,7 @@ def _processes(done: Replay, pages: pa.Table, fitted: Clock) -> list[dict[str, A
     """One entry for each address space that was attached, in order of attachment."""
     mms = done.rpt.mms
     of_range = np.array([r.mm for r in done.rpt.ranges] or [0], np.int64)
-    of_page = of_range[done.pages[:, replaying.P_RANGE]]
+    of_page = of_range[done.pages[quick.P_RANGE]]
     misses = pages["misses"].to_numpy()
     faulted = pages["faulted"].to_numpy()
     size = pages["page_size_bytes"].to_numpy()

@@ -80,7 +80,7 @@ class Tables(NamedTuple):
 
     One element for each page of the region: `level` and `store_level` (uint8), what reads and
     stores of it mean (stores begin when the page is handed out, before it is linked),
-    `frame` (int32) and `quick_slot` (int64; one more), the first slot of a table of PTEs that no
+    `frame` (int32) and `quick_slot` (uint32; one more), the first slot of a table of PTEs that no
     fault event to come is about, else `NO_SLOT`. For each frame: `range_of_frame` (int32) and
     `parent_slot` (int64), -1 for none. For each range: `page_of_range` (int32), the region's page
     that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
@@ -89,16 +89,16 @@ class Tables(NamedTuple):
     them was (`owed_ticks`, uint64); whether its entry is `mapped` (else uint8); and the number of
     its `page` (uint32).
 
-    `counted` (uint64) is all that nearly all reads touch. Of a PTE slot whose reads are known to be
-    misses of its page, it has the number of them in its low half and the ticks from
-    `Rpt.epoch_ticks` to after the last one in its high half; of others it is 0. `last_read`
-    (uint32) is the last watched read of the slot that was a miss.
+    Of a PTE slot whose reads are known to be misses of its page, their number is the sum of
+    `counted` (uint8, 1 … `COUNTED_MAX`; 0 of others) and `carried` (uint32), and the last of them
+    was `last_ticks` (uint32) after `Rpt.epoch_ticks`. `last_read` (uint32) is the last watched read
+    of the slot that was a miss.
     """
 
     level: npt.NDArray[np.uint8]
     store_level: npt.NDArray[np.uint8]
     frame: npt.NDArray[np.int32]
-    quick_slot: npt.NDArray[np.int64]
+    quick_slot: npt.NDArray[np.uint32]
     range_of_frame: npt.NDArray[np.int32]
     parent_slot: npt.NDArray[np.int64]
     page_of_range: npt.NDArray[np.int32]
@@ -110,20 +110,21 @@ class Tables(NamedTuple):
     mapped: npt.NDArray[np.uint8]
     page: npt.NDArray[np.uint32]
     state: npt.NDArray[np.uint8]
-    counted: npt.NDArray[np.uint64]
+    counted: npt.NDArray[np.uint8]
+    carried: npt.NDArray[np.uint32]
+    last_ticks: npt.NDArray[np.uint32]
     last_read: npt.NDArray[np.uint32]
 
 
-NO_SLOT = -1 << 62
-"""So far below 0 that adding an index makes no slot of it."""
+NO_SLOT = 0
+"""Begins the slots of frame 0, which no page of the region has."""
 
-EPOCH_TICKS = (1 << 32) - 2
-"""So long `Tables.counted` can tell times."""
+COUNTED_MAX = 255
 
-LOW_HALF = np.uint64(0xFFFF_FFFF)
-HALF = np.uint64(32)
+EPOCH_TICKS = (1 << 32) - 1
+"""So long `Tables.last_ticks` can tell times."""
 
-_OF_READS = ("page", "counted", "last_read", "owed", "owed_ticks")
+_OF_READS = ("page", "counted", "carried", "last_ticks", "last_read", "owed", "owed_ticks")
 _PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
 _PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0}
 _FRAMES = 64
@@ -145,7 +146,7 @@ class Rpt:
         pages = self.size_bytes >> PAGE_SHIFT
         self._mm_index: dict[int, int] = {}
         self._range_index: dict[Range, int] = {}
-        self._frames = 0
+        self._frames = 1
         self._child: dict[int, int] = {}  # slot → page of the region linked there
         self._slot_outside: dict[int, int] = {}  # page of the region → slot_pa, if outside of it
         self._frame_of_range: dict[int, int] = {}  # the last that served it, perhaps still does
@@ -159,7 +160,7 @@ class Rpt:
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),
             frame=np.full(pages, -1, np.int32),
-            quick_slot=np.full(pages + 1, NO_SLOT),
+            quick_slot=np.full(pages + 1, NO_SLOT, np.uint32),
             range_of_frame=np.full(_FRAMES, -1, np.int32),
             parent_slot=np.full(_FRAMES, -1, np.int64),
             page_of_range=np.full(_FRAMES, -1, np.int32),
@@ -171,7 +172,9 @@ class Rpt:
             mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
             state=np.zeros(_FRAMES * ENTRIES, np.uint8),
             page=np.zeros(_FRAMES * ENTRIES, np.uint32),
-            counted=np.zeros(_FRAMES * ENTRIES, np.uint64),
+            counted=np.zeros(_FRAMES * ENTRIES, np.uint8),
+            carried=np.zeros(_FRAMES * ENTRIES, np.uint32),
+            last_ticks=np.zeros(_FRAMES * ENTRIES, np.uint32),
             last_read=np.zeros(_FRAMES * ENTRIES, np.uint32),
         )
 
@@ -413,13 +416,13 @@ class Rpt:
         return self._frames * ENTRIES
 
     def _retire(self, slots: slice) -> None:
-        counted = self.tables.counted[slots]
-        used = np.flatnonzero(counted)
+        t = self.tables
+        used = slots.start + np.flatnonzero(t.counted[slots])
         if used.size:
-            last_ticks = (counted[used] >> HALF).astype(np.int64) + (self.epoch_ticks - 1)
-            misses = (counted[used] & LOW_HALF).astype(np.int64)
-            self._retired.append(Counts(self.tables.page[slots][used], misses, last_ticks))
-            counted[:] = 0
+            misses = t.counted[used].astype(np.int64) + t.carried[used]
+            last_ticks = t.last_ticks[used] + np.int64(self.epoch_ticks)
+            self._retired.append(Counts(t.page[used], misses, last_ticks))
+            t.counted[slots] = t.carried[slots] = 0
 
     def _park(
         self, range_: int, index: npt.NDArray[np.int64], values: npt.NDArray[np.uint32]

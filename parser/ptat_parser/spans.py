@@ -26,6 +26,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ptat_parser import quick
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.errors import PtatError
@@ -113,7 +114,7 @@ class Joined:
         self._unexplained: list[tuple[int, int, str]] = []
         self._doubts: list[tuple[int, int]] = []
         self._used = 0
-        self._rows = np.zeros((1 << 10, replaying.PAGE_COLUMNS), np.int64)
+        self._rows = np.zeros((1 << 10, quick.PAGE_COLUMNS), np.int64)
         self._number_of = np.zeros((1 << 6, ENTRIES), np.uint32)  # of each range's entries, from 1
         # Of lines whose misses stand for several pages: number by candidates, in order of use.
         self._lines: dict[int, dict[int, int]] = {}
@@ -136,24 +137,24 @@ class Joined:
         return self._add_pages(part.pages)
 
     def _add_pages(self, pages: I64) -> U32:
-        ranges, entries = pages[:, replaying.P_RANGE], pages[:, replaying.P_ENTRY]
+        ranges, entries = pages[quick.P_RANGE], pages[quick.P_ENTRY]
         while len(self._number_of) <= ranges.max(initial=0):
             self._number_of = np.concatenate([self._number_of, np.zeros_like(self._number_of)])
-        self._rows = replaying.with_room(self._rows, self._used, len(pages))
+        self._rows = _with_room(self._rows, self._used, ranges.size)
         start = self._used
-        numbers = np.full(len(pages), -1, np.int64)
+        numbers = np.full(ranges.size, -1, np.int64)
 
         # Most pages are all there is of a line, or of what is known of it.
-        bits = pages[:, replaying.P_CANDIDATES]
-        lines = np.zeros(len(pages), np.bool_)
+        bits = pages[quick.P_CANDIDATES]
+        lines = np.zeros(ranges.size, np.bool_)
         if self._lines or bits.any():
             key = ranges * ENTRIES + entries
             lines = np.isin(key, key[bits != 0]) | np.isin(key, list(self._lines))
-        in_order = np.argsort(pages[:, replaying.P_ORDER], kind="stable")
+        in_order = np.argsort(pages[quick.P_ORDER], kind="stable")
         self._used = _number(pages, in_order, lines, self._number_of, self._rows, start, numbers)
-        for row in in_order[lines[in_order]].tolist():
-            if pages[row, replaying.P_FIRST] >= 0 or int(key[row]) in self._lines:
-                numbers[row] = self._of_line(int(key[row]), int(bits[row]), pages[row])
+        for i in in_order[lines[in_order]].tolist():
+            if pages[quick.P_FIRST, i] >= 0 or int(key[i]) in self._lines:
+                numbers[i] = self._of_line(int(key[i]), int(bits[i]), pages[:, i])
         _add_up(pages, numbers, start, self._rows)
         return numbers.astype(np.uint32)
 
@@ -168,7 +169,7 @@ class Joined:
         if bits not in line:
             if 0 in line:  # the first of its misses tells
                 line[bits] = line.pop(0)
-                self._rows[line[bits], replaying.P_CANDIDATES] = bits
+                self._rows[line[bits], quick.P_CANDIDATES] = bits
             else:
                 line[bits] = self._used
                 _begin(self._rows[self._used], page)
@@ -177,16 +178,16 @@ class Joined:
 
     def whole(self, rpt: Rpt) -> Replay:
         """All of it, as one replay gives it."""
-        rows = self._rows[: self._used]
-        return Replay(rpt, rows, self._counters, self._unexplained, self._doubts)
+        pages = self._rows[: self._used].T
+        return Replay(rpt, pages, self._counters, self._unexplained, self._doubts)
 
 
 @jit
 def _begin(row: I64, page: I64) -> None:
-    row[replaying.P_FIRST] = page[replaying.P_FIRST]
-    row[replaying.P_RANGE] = page[replaying.P_RANGE]
-    row[replaying.P_ENTRY] = page[replaying.P_ENTRY]
-    row[replaying.P_CANDIDATES] = page[replaying.P_CANDIDATES]
+    row[quick.P_FIRST] = page[quick.P_FIRST]
+    row[quick.P_RANGE] = page[quick.P_RANGE]
+    row[quick.P_ENTRY] = page[quick.P_ENTRY]
+    row[quick.P_CANDIDATES] = page[quick.P_CANDIDATES]
 
 
 @jit
@@ -200,33 +201,41 @@ def _number(
     numbers: I64,
 ) -> Integer:
     """Find the rows of a span's pages that are not `lines`; return how many rows are used then."""
+    ranges, entries, firsts = pages[quick.P_RANGE], pages[quick.P_ENTRY], pages[quick.P_FIRST]
     for i in in_order:
-        page = pages[i]
-        known = number_of[page[replaying.P_RANGE], page[replaying.P_ENTRY]]
-        if not lines[i] and not known and page[replaying.P_FIRST] >= 0:
-            _begin(rows[used], page)
+        known = number_of[ranges[i], entries[i]]
+        if not lines[i] and not known and firsts[i] >= 0:
+            _begin(rows[used], pages[:, i])
             used += 1
-            number_of[page[replaying.P_RANGE], page[replaying.P_ENTRY]] = used
-    for i in range(len(pages)):
+            number_of[ranges[i], entries[i]] = used
+    for i in range(numbers.size):
         if not lines[i]:
-            of = number_of[pages[i, replaying.P_RANGE], pages[i, replaying.P_ENTRY]]
-            numbers[i] = np.int64(of) - 1
+            numbers[i] = np.int64(number_of[ranges[i], entries[i]]) - 1
     return used
 
 
 @jit
 def _add_up(pages: I64, numbers: I64, start: Integer, rows: I64) -> None:
     """Add what was counted of a span's pages to their rows; those from `start` on are new."""
-    for i in range(len(pages)):
+    for i in range(numbers.size):
         if numbers[i] < 0:
             continue
-        row, page = rows[numbers[i]], pages[i]
-        row[replaying.P_MISSES] += page[replaying.P_MISSES]
-        row[replaying.P_FAULTED] += page[replaying.P_FAULTED]
-        row[replaying.P_STORES] += page[replaying.P_STORES]
+        row = rows[numbers[i]]
+        row[quick.P_MISSES] += pages[quick.P_MISSES, i]
+        row[quick.P_FAULTED] += pages[quick.P_FAULTED, i]
+        row[quick.P_STORES] += pages[quick.P_STORES, i]
         if numbers[i] < start:
-            row[replaying.P_STORES] += page[replaying.P_EARLY]
-        row[replaying.P_LAST] = max(row[replaying.P_LAST], page[replaying.P_LAST])
+            row[quick.P_STORES] += pages[quick.P_EARLY, i]
+        row[quick.P_LAST] = max(row[quick.P_LAST], pages[quick.P_LAST, i])
+
+
+def _with_room(rows: I64, used: int, wanted: int) -> I64:
+    """Rows of which there is room for more, which are 0; what was never used costs nothing."""
+    if used + wanted <= len(rows):
+        return rows
+    new = np.zeros((2 * len(rows) + wanted, rows.shape[1]), np.int64)
+    new[:used] = rows[:used]
+    return new
 
 
 class Output(Protocol):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Reference, classify
 
-from ptat_parser import clock, kernel_log, markers
+from ptat_parser import clock, kernel_log, markers, quick
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.kernel_log import TableEvent
@@ -45,9 +45,9 @@ def replay(path, chunk_blocks: int = 64):
     mms = [mm.id for mm in done.rpt.mms]
     rows = []
     for ticks, number, what in records:
-        range_ = done.rpt.ranges[done.pages[number, replaying.P_RANGE]]
+        range_ = done.rpt.ranges[done.pages[quick.P_RANGE, number]]
         size = 4096 if range_.level == 1 else 2 << 20
-        va = range_.base + int(done.pages[number, replaying.P_ENTRY]) * size
+        va = range_.base + int(done.pages[quick.P_ENTRY, number]) * size
         rows.append((ticks, what, mms[range_.mm], va, size))
     return session, log, reader, placement, fitted, done, rows
 

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Writes integers as Parquet, quickly: each column DELTA_BINARY_PACKED, without a compressor.
+
+Differences of times are small, and numbers of pages need no more bits than there are pages:
+packing bits is all the compression there is to have. docs/decisions/0005-parquet-writer.md says
+why this is not pyarrow's. The definitions are those of apache/parquet-format: ``Encodings.md``,
+and ``parquet.thrift`` in Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.jit import Integer, inlined, jit
+
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+GROUP_ROWS = 1 << 20
+"""Rows of one row group: readers find a time by the groups' statistics."""
+
+PAGE_ROWS = 1 << 16
+"""Rows of one page of a column."""
+
+# DELTA_BINARY_PACKED ------------------------------------------------------------------------------
+
+BLOCK = 128
+MINIBLOCK = 32
+PAGE_BYTES_MAX = 32 + (PAGE_ROWS // BLOCK + 1) * (10 + BLOCK // MINIBLOCK + 8 * BLOCK)
+
+_SEVEN = np.uint64(7)
+_SEVEN_BITS = np.uint64(0x7F)
+_MORE = np.uint64(0x80)
+
+
+@inlined
+def _put_varint(value: Integer, out: U8, at: Integer) -> Integer:
+    """Write `value` (uint64) as ULEB128; return where it ends."""
+    while value > _SEVEN_BITS:
+        out[at] = value & _SEVEN_BITS | _MORE
+        value >>= _SEVEN
+        at += 1
+    out[at] = value
+    return at + 1
+
+
+@inlined
+def _zigzag(value: Integer) -> Integer:
+    return np.uint64(value << 1) ^ np.uint64(value >> 63)
+
+
+@jit
+def _pack(words: U64, width: Integer) -> None:
+    """Pack `MINIBLOCK` values of `width` bits each, in place."""
+    n: Integer = MINIBLOCK
+    while width <= 32 and n > 1:  # pairs of neighbours, many at a time
+        n //= 2
+        for i in range(n):
+            words[i] = words[2 * i] | words[2 * i + 1] << np.uint64(width)
+        width *= 2
+    word = np.uint64(0)
+    used: Integer = 0
+    to: Integer = 0
+    for i in range(n):
+        value = words[i]
+        word |= value << np.uint64(used)
+        used += width
+        if used >= 64:
+            words[to] = word
+            to += 1
+            used -= 64
+            word = value >> np.uint64(width - used) if used else np.uint64(0)
+    if used:
+        words[to] = word
+
+
+@jit
+def encode(values: I64, out: U8) -> Integer:
+    """Write values, at least one, to `out`; return how many bytes they take."""
+    n = values.size
+    at = _put_varint(np.uint64(BLOCK), out, 0)
+    at = _put_varint(np.uint64(BLOCK // MINIBLOCK), out, at)
+    at = _put_varint(np.uint64(n), out, at)
+    at = _put_varint(_zigzag(values[0]), out, at)
+    above, words = np.empty(BLOCK, np.int64), np.empty(MINIBLOCK, np.uint64)
+    packed = words.view(np.uint32)
+    for start in range(1, n, BLOCK):
+        size = min(BLOCK, n - start)
+        for i in range(size):
+            above[i] = values[start + i] - values[start + i - 1]
+        least = above[0]
+        for i in range(size):
+            least = min(least, above[i])
+        for i in range(size):
+            above[i] -= least
+        above[size:] = 0
+        at = _put_varint(_zigzag(least), out, at)
+        widths = at
+        at += BLOCK // MINIBLOCK
+        for first in range(0, BLOCK, MINIBLOCK):
+            every = np.uint64(0)
+            for i in range(MINIBLOCK):
+                words[i] = np.uint64(above[first + i])
+                every |= words[i]
+            # As a float, a number of very many bits may become the next power of 2.
+            width = min(math.frexp(float(every))[1], 64)
+            out[widths + first // MINIBLOCK] = width
+            if width:
+                _pack(words, width)
+                end = at + MINIBLOCK // 8 * width
+                packed_here = out[at:end].view(np.uint32)
+                for i in range(packed_here.size):
+                    packed_here[i] = packed[i]
+                at = end
+    return at
+
+
+# The file -----------------------------------------------------------------------------------------
+
+_MAGIC = b"PAR1"
+_INT32, _INT64 = 1, 2  # Type
+_RLE, _DELTA_BINARY_PACKED = 3, 5  # Encoding
+_REQUIRED, _UNCOMPRESSED, _DATA_PAGE = 0, 0, 0
+
+
+class _I8(int):
+    """A Thrift i8. Plain integers are i32."""
+
+
+class _I64(int):
+    """A Thrift i64."""
+
+
+def _varint(value: int) -> bytes:
+    more = bytearray()
+    while value > 0x7F:
+        more.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*more, value])
+
+
+def _thrift(value: object) -> tuple[int, bytes]:
+    """Type and bytes of a value in the compact protocol; a struct is a dict by field number."""
+    match value:
+        case bool():
+            return 1 if value else 2, b""
+        case _I8():
+            return 3, bytes([value])
+        case int():
+            return 6 if isinstance(value, _I64) else 5, _varint(value << 1 ^ value >> 63)
+        case bytes():
+            return 8, _varint(len(value)) + value
+        case list():
+            items = [_thrift(item) for item in value]
+            size, kind = len(items), items[0][0] if items else 12
+            head = [size << 4 | kind] if size < 15 else [0xF0 | kind, *_varint(size)]
+            return 9, bytes(head) + b"".join(item for _, item in items)
+        case dict():
+            out = b""
+            before = 0
+            for number, field in value.items():  # numbers ascend by less than 16
+                kind, item = _thrift(field)
+                out += bytes([(number - before) << 4 | kind]) + item
+                before = number
+            return 12, out + b"\0"
+    raise TypeError(type(value))
+
+
+class Column(NamedTuple):
+    """A column of integers of 8 to 64 bits; unsigned ones are less than 2^31."""
+
+    name: str
+    dtype: npt.DTypeLike
+
+    @property
+    def schema(self) -> dict[int, Any]:
+        """Its ``SchemaElement``."""
+        dtype = np.dtype(self.dtype)
+        is_signed = dtype.kind == "i"
+        integer = {1: _I8(8 * dtype.itemsize), 2: is_signed}
+        converted = (15 if is_signed else 11) + dtype.itemsize.bit_length() - 1  # for DuckDB
+        return {
+            1: self.type, 3: _REQUIRED, 4: self.name.encode(), 6: converted, 10: {10: integer},
+        }  # fmt: skip
+
+    @property
+    def type(self) -> int:
+        """Its physical type."""
+        return _INT64 if np.dtype(self.dtype).itemsize == 8 else _INT32
+
+    def statistics(self, values: npt.NDArray[Any]) -> dict[int, Any]:
+        """The ``Statistics`` of values."""
+        stored = "<i8" if self.type == _INT64 else "<i4"
+        low, high = (np.array(end).astype(stored).tobytes() for end in (values.min(), values.max()))
+        return {3: _I64(0), 5: high, 6: low}
+
+
+class Writer:
+    """Writes a Parquet file. Use as a context manager: leaving it without error writes the end."""
+
+    def __init__(self, file: IO[bytes], columns: list[Column]) -> None:
+        self._file = file
+        self._columns = columns
+        self._groups: list[dict[int, Any]] = []
+        self._rows = 0
+        self._buffer = np.empty(PAGE_BYTES_MAX, np.uint8)
+        self._at = file.write(_MAGIC)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._end()
+
+    def write(self, *columns: npt.NDArray[Any]) -> None:
+        """Append a row group: arrays of one length, at least 1 and best `GROUP_ROWS`."""
+        rows = columns[0].size
+        start = self._at
+        chunks = [self._chunk(*each) for each in zip(self._columns, columns, strict=True)]
+        size = _I64(self._at - start)
+        self._groups.append(
+            {1: chunks, 2: size, 3: _I64(rows), 5: _I64(start), 6: size, 7: len(self._groups)}
+        )
+        self._rows += rows
+
+    def _chunk(self, column: Column, values: npt.NDArray[Any]) -> dict[int, Any]:
+        """Write a column of a row group; return its ``ColumnChunk``."""
+        start = self._at
+        for first in range(0, values.size, PAGE_ROWS):
+            page = values[first : first + PAGE_ROWS].astype(np.int64, copy=False)
+            size = encode(page, self._buffer)
+            data = {1: page.size, 2: _DELTA_BINARY_PACKED, 3: _RLE, 4: _RLE}
+            _, header = _thrift({1: _DATA_PAGE, 2: size, 3: size, 5: data})
+            self._at += self._file.write(header) + self._file.write(self._buffer[:size].data)
+        size = _I64(self._at - start)
+        metadata = {
+            1: column.type,
+            2: [_DELTA_BINARY_PACKED, _RLE],
+            3: [column.name.encode()],
+            4: _UNCOMPRESSED,
+            5: _I64(values.size),
+            6: size,
+            7: size,
+            9: _I64(start),
+            12: column.statistics(values),
+        }
+        return {2: _I64(start), 3: metadata}
+
+    def _end(self) -> None:
+        columns = [column.schema for column in self._columns]
+        metadata = {
+            1: 2,
+            2: [{4: b"schema", 5: len(columns)}, *columns],
+            3: _I64(self._rows),
+            4: self._groups,
+            6: b"ptat",
+            7: [{1: {}}] * len(columns),
+        }
+        _, footer = _thrift(metadata)
+        self._file.write(footer + len(footer).to_bytes(4, "little") + _MAGIC)

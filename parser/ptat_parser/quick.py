@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What a replay does with nearly all accesses, and therefore quickly.
+
+These are reads of PTEs of which it is known, or plain to see, that they are misses. All that waits
+for memory is one counter of a byte and a time, and little is done besides, so that a core waits for
+many of them at once. A table's page that needs a closer look has `rpt.NO_SLOT` as its first slot:
+the counters there are always 0, so that one comparison finds all that is not plain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.blocks import (
+    ACCESS_ADDRESS_MASK,
+    ACCESS_DELTA_MASK,
+    ACCESS_DELTA_SHIFT,
+    BLOCK_RECORDS_MAX,
+    WORD_FIRST_RECORD,
+    WORD_TIME,
+    WRITE_BIT,
+)
+from ptat_parser.jit import Integer, jit
+from ptat_parser.rpt import COUNTED_MAX, EMPTY, ENTRIES
+
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+# Columns of the statistics of pages.
+(
+    P_MISSES,
+    P_FAULTED,
+    P_FIRST,  # time of the first read, -1 before there was one
+    P_LAST,
+    P_RANGE,
+    P_ENTRY,
+    P_CANDIDATES,
+    P_STORES,  # since the first read
+    P_EARLY,  # stores before that, of a page that a span before may have read
+    P_ORDER,  # reads of all pages before the first read
+    P_OTHER,  # page of the same line with other candidates: a ring; 0 where there is none
+) = range(11)
+PAGE_COLUMNS = 11
+
+_PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
+_PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
+
+
+@jit
+def tell_times(block: U64, time: U64) -> None:
+    """Fill in the times (ticks) of a block that holds only accesses."""
+    now = block[WORD_TIME]
+    for i in range(BLOCK_RECORDS_MAX):
+        now += block[WORD_FIRST_RECORD + i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+        time[i] = now
+
+
+@jit
+def count_reads(
+    words: U64,
+    time: U64,
+    start: Integer,
+    end: Integer,
+    base: Integer,
+    size: Integer,
+    in_line: Integer,
+    quick_slot: U32,
+    counted: U8,
+    carried: U32,
+    last_ticks: U32,
+    epoch: Integer,
+    state: U8,
+    range_of_frame: npt.NDArray[np.int32],
+    numbers: U32,
+    pages: I64,
+    n_pages: Integer,
+    order: Integer,
+) -> tuple[Integer, Integer]:
+    """Count the reads from `start` on, up to the first access that needs a closer look.
+
+    `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's index that a
+    bus address shows; `order`: reads before. Returns where that access is, and how many pages have
+    numbers.
+    """
+    for i in range(start, end):
+        place = min((words[i] & _PLACE) - base, size)
+        slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
+        known: Integer = np.int64(counted[slot])
+        if known in (0, COUNTED_MAX):
+            if known:
+                carried[slot] += np.uint32(known)
+                known = 0
+            else:
+                here = np.int64(slot)
+                if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
+                    return i, n_pages
+                n_pages += 1
+                numbers[slot] = n_pages
+                pages[P_RANGE, n_pages] = range_of_frame[here // ENTRIES]
+                pages[P_ENTRY, n_pages] = here % ENTRIES
+                pages[P_FIRST, n_pages] = time[i]
+                pages[P_ORDER, n_pages] = order + i - start
+        counted[slot] = known + 1
+        last_ticks[slot] = time[i] - epoch
+    return end, n_pages
+
+
+@jit
+def keep_reads(
+    words: U64,
+    time: U64,
+    start: Integer,
+    end: Integer,
+    base: Integer,
+    in_line: Integer,
+    quick_slot: U32,
+    numbers: U32,
+    out_time: U64,
+    out_page: U32,
+    at: Integer,
+) -> None:
+    """Write time and page of reads that were counted to the records from `at` on."""
+    for i in range(start, end):
+        place = (words[i] & _PLACE) - base
+        slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
+        out_time[at + i - start] = time[i]
+        out_page[at + i - start] = numbers[slot] - np.uint32(1)
+
+
+@jit
+def collect(
+    slots: Integer,
+    counted: U8,
+    carried: U32,
+    last_ticks: U32,
+    epoch_ticks: Integer,
+    numbers: U32,
+    pages: I64,
+) -> None:
+    """Move what was counted of the first so many slots to their pages."""
+    for slot in range(slots):
+        if counted[slot]:
+            number = numbers[slot]
+            pages[P_MISSES, number] += np.int64(counted[slot]) + np.int64(carried[slot])
+            last = epoch_ticks + np.int64(last_ticks[slot])
+            pages[P_LAST, number] = max(pages[P_LAST, number], last)
+            counted[slot] = carried[slot] = 0
