@@ -222,6 +222,18 @@ def _add_record(commands: _Commands[_Parser]) -> None:
         help="log page faults (default: --faults)",
     )
     parser.add_argument(
+        "--maps",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="record what is mapped where, for the report's objects (default: --maps)",
+    )
+    parser.add_argument(
+        "--heap",
+        metavar="SIZE",
+        help="preload a library into CMD that records which calls led to the memory it asks for,"
+        " pieces of at least SIZE (default: no)",
+    )
+    parser.add_argument(
         "--strict",
         action="store_true",
         help="exit with 1 if anything was lost on the way to the disk (default: only say it)",
@@ -301,6 +313,9 @@ def _record(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
     options = _board_options(arguments, board)
     region_bytes = parse_size(arguments.region, "--region") if arguments.region else None
+    heap_bytes = parse_size(arguments.heap, "--heap") if arguments.heap else None
+    if heap_bytes is not None and not arguments.maps:
+        raise UsageError("--heap without mappings says nothing", "leave --no-maps out")
 
     if arguments.output:
         session = record.given_session(arguments.output)
@@ -318,6 +333,8 @@ def _record(arguments: argparse.Namespace) -> int:
             granularity_bytes=arguments.granularity,
             entries=arguments.entries,
             faults=arguments.faults,
+            maps=arguments.maps,
+            heap_bytes=heap_bytes,
             region_bytes=region_bytes,
             options=options,
         ),
@@ -452,6 +469,12 @@ def _add_report(commands: _Commands[_Parser]) -> None:
         "--top", metavar="N", type=_positive, default=10, help="hottest pages to list (default: 10)"
     )
     parser.add_argument(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write the report with charts, as one page for any browser (default: text to stdout)",
+    )
+    parser.add_argument(
         "--strict",
         action="store_true",
         help="exit with 1 if anything is lost, untraced or unexplained (default: with 0)",
@@ -578,10 +601,16 @@ def _load(arguments: argparse.Namespace) -> Results:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, report
+    from ptat_host import console, html, report
 
-    content = report.summarise(_load(arguments), arguments.top)
-    if arguments.json:
+    if arguments.html and arguments.json:
+        raise UsageError("--html and --json are two reports", "ask for one of them")
+    results = _load(arguments)
+    content = report.summarise(results, arguments.top, objects=not arguments.html)
+    if arguments.html:
+        html.write(results, arguments.html)
+        print(f"ptat: wrote {arguments.html}", file=sys.stderr)
+    elif arguments.json:
         print(json.dumps(content))
     else:
         console.show(report.render(content))

@@ -17,11 +17,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ptat_host import recorder
 from ptat_host.boards.base import BoardError, Check, RecordRequest
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 
@@ -259,8 +260,14 @@ class LiveMachine:
             # What it leaves behind comes to us, and ends with the recording.
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            os.write(self._marker, MARKER_START)
-            self._attend(self._start(), tick, run)
+            with self._maps() as maps:
+                env = self._request.env
+                if maps and maps.socket and self._request.heap_bytes is not None:
+                    env = recorder.heap_environment(env, self._request.heap_bytes, maps.socket)
+                os.write(self._marker, MARKER_START)
+                self._attend(self._start(env), tick, run)
+            if maps and not maps.written:
+                self._fail(f"cannot write {self._log}/maps.jsonl")
             if children:
                 _end_children()
             os.write(self._marker, MARKER_STOP)
@@ -357,14 +364,20 @@ class LiveMachine:
     def _fail(self, why: str) -> None:
         self._failure = self._failure or why
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _maps(self) -> contextlib.AbstractContextManager[recorder.Recording | None]:
+        if not self._request.maps:
+            return contextlib.nullcontext()
+        heap = self._request.heap_bytes is not None
+        return recorder.Recording(self._log / "maps.jsonl", heap)
+
+    def _start(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         how = b"2" if self._request.children else b"1"
         command = self._request.argv[0]
         try:
             return subprocess.Popen(
                 self._request.argv,
                 cwd=self._request.cwd,
-                env=self._request.env,
+                env=env,
                 preexec_fn=lambda: os.write(self._self, how),
             )
         except (OSError, subprocess.SubprocessError) as error:

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ptat_host import symbols
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
 from ptat_host.sizes import format_size
 from ptat_parser import session
@@ -134,6 +135,12 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
     finally:
         signal.signal(signal.SIGTERM, previous)
 
+    if request.maps:
+        try:
+            symbols.collect(request.session_dir)
+        except OSError as error:
+            why = _reason(error, request.session_dir)
+            print(f"ptat: objects will have no names: {why}", file=sys.stderr)
     content = description.content
     content["complete"] = result.complete
     content["incomplete_reason"] = None if result.complete else result.reason
@@ -206,6 +213,8 @@ def _before(board: Board, request: RecordRequest) -> dict[str, Any]:
             "granularity_bytes": request.granularity_bytes,
             "entries": request.entries,
             "faults": request.faults,
+            "maps": request.maps,
+            "heap_bytes": request.heap_bytes,
             "region_bytes": request.region_bytes,
             **request.options,
         },

@@ -15,8 +15,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ptat_host import maps
+from ptat_host.objects import Objects
 from ptat_host.sizes import format_size
-from ptat_parser import Results
+from ptat_parser import Results, Trace
 
 HOT_PERCENT = (5, 20, 25)
 """Parts of a process's pages for which the report says how many of its misses they have."""
@@ -32,8 +34,8 @@ TABLE_BYTES = 4096
 PROCESSES_SHOWN = 20
 
 
-def summarise(results: Results, top: int) -> dict[str, Any]:
-    """The report as a JSON object, with at most `top` hottest pages.
+def summarise(results: Results, top: int, objects: bool = True) -> dict[str, Any]:
+    """The report as a JSON object, with at most `top` hottest pages and, if wanted, `objects`.
 
     Addresses and sizes are in bytes, times in ns, shares between 0 and 1.
     """
@@ -58,6 +60,7 @@ def summarise(results: Results, top: int) -> dict[str, Any]:
         "misses_by_span": summary["misses_by_span"],
         "processes": _processes(summary, pages),
         "hottest_pages": _hottest(pages, top),
+        **(_objects(results, top) if objects else {"objects": None, "maps_lost": 0}),
         "lost": summary["lost"],
         "losses": summary["losses"],
         "untraced": _untraced(summary),
@@ -100,12 +103,30 @@ def _processes(summary: dict[str, Any], pages: pa.Table) -> list[dict[str, Any]]
 
 
 def _hottest(pages: pa.Table, top: int) -> list[dict[str, Any]]:
-    columns = ["comm", "tgid", "mm", "vaddr", "page_size_bytes", "span", "misses", "faulted"]
+    columns = [
+        "page",
+        "comm",
+        "tgid",
+        "mm",
+        "vaddr",
+        "page_size_bytes",
+        "span",
+        "misses",
+        "faulted",
+    ]
     order = [("misses", "descending"), ("page", "ascending")]
     hottest: list[dict[str, Any]] = (
         pages.take(pc.select_k_unstable(pages, k=top, sort_keys=order)).select(columns).to_pylist()
     )
     return hottest
+
+
+def _objects(results: Results, top: int) -> dict[str, Any]:
+    """The hottest objects; None where mappings, or single misses, were not kept."""
+    if not maps.path_of(results.session.path).exists() or not (results.path / "misses").is_dir():
+        return {"objects": None, "maps_lost": 0}
+    found = Objects(Trace(results))
+    return {"objects": [one.as_dict() for one in found.count()[:top]], "maps_lost": found.lost}
 
 
 def _untraced(summary: dict[str, Any]) -> dict[str, Any]:
@@ -137,18 +158,24 @@ def is_whole(report: dict[str, Any]) -> bool:
 def render(report: dict[str, Any]) -> RenderableType:
     """The report for people."""
     parts: list[RenderableType] = [_title(report), "", _totals(report), "", *_problems(report)]
-    if _seen(report):
+    if seen(report):
         parts += [_process_table(report), "", _hot_table(report), ""]
     if report["hottest_pages"]:
         parts += [_page_table(report), ""]
+    if report["objects"]:
+        parts += [_object_table(report), ""]
     parts.append(_circumstances(report))
     return Group(*parts)
 
 
 def _title(report: dict[str, Any]) -> Text:
+    return Text.assemble((printable(shlex.join(report["command"])), "bold"), f"  {ended(report)}")
+
+
+def ended(report: dict[str, Any]) -> str:
+    """How the command ended."""
     status = report["exit_status"]
-    ended = "did not end" if status is None else f"ended with {status}"
-    return Text.assemble((_printable(shlex.join(report["command"])), "bold"), f"  {ended}")
+    return "did not end" if status is None else f"ended with {status}"
 
 
 def _totals(report: dict[str, Any]) -> Table:
@@ -177,34 +204,43 @@ def _places(report: dict[str, Any]) -> str:
 
 
 def _problems(report: dict[str, Any]) -> list[RenderableType]:
+    lines = [Text(f"! {problem}", style="bold red") for problem in problems(report)]
+    return [*lines, ""] if lines else []
+
+
+def problems(report: dict[str, Any]) -> list[str]:
     """What a reader must know before believing the numbers."""
-    problems = list(report["warnings"])
+    found = list(report["warnings"])
     untraced = report["untraced"]
     if untraced["tables"]:
-        problems.append(
+        found.append(
             f"the region was full: {format_size(untraced['bytes'])} of address space"
             f" ({_percent(untraced['share'])} of what was in use, {_count(untraced['tables'])} page"
             f" tables) were not traced; record with"
             f" --region {_enough(report['region_bytes'], untraced['tables'])}"
         )
+    if report["maps_lost"]:
+        found.append(
+            f"{_count(report['maps_lost'])} changes of mappings were lost: misses around them may"
+            " be shown as another object's"
+        )
     unexplained = report["unexplained"]
-    problems += [
+    found += [
         f"{meaning}: {_count(unexplained[kind])}"
         for kind, meaning in UNEXPLAINED.items()
         if unexplained[kind]
     ]
-    problems += [f"guest console: {line}" for line in report["console_warnings"]]
-    lines = [Text(f"! {problem}", style="bold red") for problem in problems]
-    return [*lines, ""] if lines else []
+    found += [f"guest console: {line}" for line in report["console_warnings"]]
+    return found
 
 
-def _seen(report: dict[str, Any]) -> list[dict[str, Any]]:
+def seen(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The processes that walked at all: not what was there before the command's exec."""
     return [process for process in report["processes"] if process["misses"] or process["faulted"]]
 
 
 def _process_table(report: dict[str, Any]) -> Table:
-    processes = _seen(report)
+    processes = seen(report)
     sizes = sorted({int(size) for p in processes for size in p["misses_by_page_size"]})
     table = _table("process", "tgid", "misses", "share", "pages")
     for size in sizes:
@@ -231,7 +267,7 @@ def _hot_table(report: dict[str, Any]) -> Table:
     table = _table(
         "misses in the hottest", "tgid", *(f"{percent} % of pages" for percent in HOT_PERCENT)
     )
-    for process in _seen(report)[:PROCESSES_SHOWN]:
+    for process in seen(report)[:PROCESSES_SHOWN]:
         shares = process["hottest_percent_shares"]
         table.add_row(
             _name(process["comm"]),
@@ -257,31 +293,57 @@ def _page_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def _circumstances(report: dict[str, Any]) -> Table:
+def _object_table(report: dict[str, Any]) -> Table:
+    """What was mapped at the pages that missed."""
+    total = report["totals"]["misses"]
+    shared = any(one["shared"] for one in report["objects"])
+    sizes = sorted({int(size) for one in report["objects"] for size in one["misses_by_page_size"]})
+    table = _table("hottest objects", "kind", "tgid", "misses", "share", "pages", "size")
+    for size in sizes:
+        table.add_column(f"in {format_size(size)}", justify="right")
+    if shared:
+        table.add_column("on shared pages", justify="right")
+    table.add_column("where")
+    for one in report["objects"]:
+        blocks = f"{_count(one['blocks'])} × " if one["blocks"] > 1 else ""
+        table.add_row(
+            _name(one["name"]),
+            one["kind"],
+            str(one["tgid"]),
+            _count(one["misses"]),
+            _percent(one["misses"] / total),
+            _count(one["pages"]),
+            f"{blocks}{format_size(one['bytes'])}",
+            *(_count(one["misses_by_page_size"].get(str(size), 0)) for size in sizes),
+            *([_count(one["shared"])] if shared else []),
+            _name(one["detail"]) if one["detail"] else "",
+        )
+    return table
+
+
+def circumstances(report: dict[str, Any]) -> dict[str, str]:
     """How the trace was taken."""
     cpu = report["cpu"].get("tlb") or report["cpu"].get("name") or "unknown"
-    table = Table(box=None, pad_edge=False, show_header=False, style="dim")
-    table.add_row("session", Text(f"{report['session']}, {report['created_utc'] or 'undated'}"))
-    table.add_row(
-        "taken on",
-        f"{report['board']}, {report['granularity_bytes']}-byte bus, TLB {cpu},"
-        f" kernel {report['kernel'] or 'unknown'}",
-    )
-    table.add_row(
-        "traced",
-        f"{report['levels']} tables in a region of {format_size(report['region_bytes'])},"
-        f" {'with' if report['children'] else 'without'} the command's children",
-    )
     clock = report["clock"]
     entries = f" and {_count(clock['entry_pairs'])} entries" if clock["entry_pairs"] else ""
-    table.add_row(
-        "clocks",
-        f"{_count(clock['pairs'])} markers{entries}, offset {clock['offset_ns'] / 1e9:.9f} s",
-    )
     bound = "" if clock["error_ns"] is None else f", error at most {clock['error_ns']:.0f} ns"
-    table.add_row(
-        "", f"drift {clock['drift_ppm']:.3f} ppm, residual {clock['residual_ns']:.0f} ns{bound}"
-    )
+    return {
+        "session": f"{report['session']}, {report['created_utc'] or 'undated'}",
+        "taken on": f"{report['board']}, {report['granularity_bytes']}-byte bus, TLB {cpu},"
+        f" kernel {report['kernel'] or 'unknown'}",
+        "traced": f"{report['levels']} tables in a region of {format_size(report['region_bytes'])},"
+        f" {'with' if report['children'] else 'without'} the command's children",
+        "clocks": f"{_count(clock['pairs'])} markers{entries},"
+        f" offset {clock['offset_ns'] / 1e9:.9f} s",
+        "clocks' error": f"drift {clock['drift_ppm']:.3f} ppm,"
+        f" residual {clock['residual_ns']:.0f} ns{bound}",
+    }
+
+
+def _circumstances(report: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, style="dim")
+    for name, text in circumstances(report).items():
+        table.add_row("" if name == "clocks' error" else name, Text(text))
     return table
 
 
@@ -295,10 +357,10 @@ def _table(*columns: str) -> Table:
 
 def _name(comm: str) -> Text:
     """A process's name, with nothing in it that would be taken for markup."""
-    return Text(_printable(comm) or "?")
+    return Text(printable(comm) or "?")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without what would control the terminal, or cannot be encoded."""
     return "".join(character if character.isprintable() else "?" for character in text)
 

@@ -112,6 +112,7 @@ def make_session(directory: Path) -> None:
         "losses": {"accesses": 0, "blocks": 0, "kernel_events": 0},
         "unexplained": {"reads": 0, "stores": 0, "events": 0, "examples": []},
         "clock": {
+            "cycles_hz": 1e9,
             "pairs": 1234,
             "entry_pairs": 567,
             "offset_ns": 2_692_307_693,

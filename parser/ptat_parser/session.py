@@ -112,11 +112,12 @@ class _Description(msgspec.Struct, frozen=True):
 
 
 def seal(content: dict[str, Any], directory: Path) -> None:
-    """Add checksums to a session's description: of the kernel's log, the counters, and itself.
+    """Add checksums to a session's description: of the kernel's log, counters, symbols, and itself.
 
     The capture's blocks have their own.
     """
-    files = [*(directory / "kernel").rglob("*"), directory / "counters.json"]
+    named = (directory / "counters.json", directory / "symbols.json")
+    files = [*(directory / "kernel").rglob("*"), *named]
     content["files"] = {
         str(file.relative_to(directory)): {"bytes": file.stat().st_size, "crc32": _file_crc32(file)}
         for file in sorted(files)

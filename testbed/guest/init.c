@@ -17,6 +17,8 @@
  *	levels   what is written to /sys/kernel/mm/ptat/levels
  *	event    a tracepoint of the system ptat to enable
  *	buffer   ring buffer of each CPU in KiB
+ *	maps     record what the command maps to kernel/maps.jsonl; the value is
+ *	         the socket of libptat-heap.so, empty if it is not used
  *	hostname
  * then lines: "go" (after start and stop), "signal N" (for the command).
  *
@@ -63,6 +65,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "maps.h"
+
 #define TRACING		"/sys/kernel/tracing"
 #define PTAT		"/sys/kernel/mm/ptat"
 #define CLOCK_MARKER_MS 100
@@ -77,7 +81,7 @@
 
 struct config {
 	char **argv, **envp, **rlimits, **events;
-	const char *cwd, *self, *levels, *buffer, *hostname;
+	const char *cwd, *self, *levels, *buffer, *maps, *hostname;
 };
 
 struct relay {
@@ -315,6 +319,8 @@ static void parse_config(struct config *config, char *data)
 			config->levels = value;
 		else if (IS("buffer"))
 			config->buffer = value;
+		else if (IS("maps"))
+			config->maps = value;
 		else if (IS("hostname"))
 			config->hostname = value;
 		else
@@ -530,6 +536,35 @@ static void end_loggers(struct logger *loggers, int cpus)
 		snprintf(to, sizeof(to), "cpu%d.stats", cpu);
 		copy_to_log(from, to);
 	}
+}
+
+/* ---- What is mapped ---- */
+
+static void *run_maps(void *maps)
+{
+	if (!maps_run(maps)) {
+		tell("log-failed kernel/maps.jsonl: %s", strerror(errno));
+		eventfd_write(log_broken, 1);
+	}
+	return NULL;
+}
+
+static pthread_t start_maps(const char *socket)
+{
+	struct maps_request request = {
+		.root = getpid(),
+		.end = log_end,
+		.out = create_log("maps.jsonl"),
+		.socket = *socket ? socket : NULL,
+	};
+	struct maps *maps = request.out < 0 ? NULL : maps_begin(&request);
+	pthread_t thread;
+
+	if (!maps)
+		fail_errno("record what is mapped");
+	if (pthread_create(&thread, NULL, run_maps, maps))
+		fail_errno("start a thread");
+	return thread;
 }
 
 /* ---- The command ---- */
@@ -770,7 +805,7 @@ static void tell_tsc_hz(bool refined)
 
 int main(void)
 {
-	pthread_t alive;
+	pthread_t alive, maps = 0;
 	struct relay in, out, err;
 	struct logger *loggers;
 	struct config config = { 0 };
@@ -820,6 +855,8 @@ int main(void)
 	tell_file("region", PTAT "/region");
 	tell_tsc_hz(false);
 	loggers = start_loggers(cpus);
+	if (config.maps)
+		maps = start_maps(config.maps);
 	start_relay(&in, relay_in);
 	start_relay(&out, relay_out);
 	start_relay(&err, relay_out);
@@ -837,6 +874,8 @@ int main(void)
 	wait_go();
 
 	end_loggers(loggers, cpus);
+	if (config.maps)
+		pthread_join(maps, NULL);
 	pthread_join(out.thread, NULL);
 	pthread_join(err.thread, NULL);
 	tell("stdout %llu", (unsigned long long)out.bytes);

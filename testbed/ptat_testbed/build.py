@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ptat_host import recorder
 from ptat_host.boards.base import BoardError
+from ptat_host.made import cache_root, made, new_directory
 from ptat_testbed import initramfs
 from ptat_testbed.progress import progress
 
@@ -21,6 +20,7 @@ SOURCES = Path(__file__).resolve().parents[2]
 KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
+INIT_SOURCES = (INIT_SOURCE, *(recorder.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")))
 WORKLOADS = SOURCES / "host" / "workloads"
 BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
@@ -50,14 +50,6 @@ class Kernel:
             if symbol == name:
                 return int(address, 16)
         raise BoardError(f"the kernel in {self.directory} has no symbol {name}")
-
-
-def cache_root() -> Path:
-    """The directory that built things are kept in; it need not exist."""
-    if path := os.environ.get("PTAT_CACHE"):
-        return Path(path)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ptat"
 
 
 def run_script(script: Path, *args: str) -> Path:
@@ -99,30 +91,21 @@ def plugin() -> Path:
     return run_script(PLUGIN_SCRIPT)
 
 
-@contextlib.contextmanager
-def _new_directory(final: Path) -> Iterator[Path]:
-    """A directory that gets its name only once it is filled, so that none is found half made."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}-") as temporary:
-        filled = Path(temporary) / "new"
-        filled.mkdir()
-        yield filled
-        # Another run may have been faster: then its directory is as good.
-        with contextlib.suppress(OSError):
-            filled.rename(final)
-
-
 def guest_initramfs() -> Path:
     """The initramfs with the guest's init, compiled if it is not in the cache."""
-    key = hashlib.sha256(INIT_SOURCE.read_bytes())
+    key = hashlib.sha256()
+    for source in INIT_SOURCES:
+        key.update(source.read_bytes())
     key.update(Path(initramfs.__file__).read_bytes())
     key.update(repr(INIT_FLAGS).encode())
     directory = cache_root() / f"guest-{key.hexdigest()[:16]}"
     archive = directory / "initramfs.cpio"
     if archive.exists():
         return archive
-    with progress("compiling the guest's init"), _new_directory(directory) as new:
-        command = ["gcc", *INIT_FLAGS, "-o", str(new / "init"), str(INIT_SOURCE)]
+    with progress("compiling the guest's init"), new_directory(directory) as new:
+        sources = [str(source) for source in INIT_SOURCES if source.suffix == ".c"]
+        include = f"-I{recorder.SOURCE}"
+        command = ["gcc", *INIT_FLAGS, include, "-o", str(new / "init"), *sources]
         hint = "install Debian's gcc and libc6-dev"
         try:
             done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -148,19 +131,5 @@ def pretend_board() -> Path:
 
 def _made(name: str, folder: Path, sources: list[Path], out: str) -> Path:
     """The directory of what `folder`'s Makefile makes of `sources`; `out` is its variable."""
-    key = hashlib.sha256()
-    for source in sorted(sources):
-        key.update(source.name.encode() + b"\0" + source.read_bytes())
-    directory = cache_root() / f"{name}-{key.hexdigest()[:16]}"
-    if directory.exists():
-        return directory
-    what = name.replace("-", " ")
-    with progress(f"compiling the {what}"), _new_directory(directory) as new:
-        command = ["make", "-s", "-C", str(folder), f"{out}={new}"]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise BoardError(
-                f"the {what} cannot be compiled: {done.stderr.strip()}",
-                "install Debian's build-essential",
-            )
-    return directory
+    with progress(f"compiling the {name.replace('-', ' ')}"):
+        return made(name, folder, sources, out)

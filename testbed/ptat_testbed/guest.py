@@ -26,6 +26,8 @@ PORTS = ("control", "stdin", "stdout", "stderr")
 SHARE_ROOT = "root"
 SHARE_KERNEL = "kernel"
 HOSTNAME = "ptat"
+HEAP_SOCKET = "/run/ptat-heap"
+"""Where the command's libptat-heap.so reaches the guest's init."""
 
 BOOT_TIMEOUT_S = 180.0
 SILENCE_TIMEOUT_S = 90.0
@@ -78,6 +80,8 @@ def configuration(request: RecordRequest, buffer_kib: int) -> bytes:
     settings.append(("self", "2" if request.children else "1"))
     settings.append(("levels", request.levels))
     settings += [("event", name) for name in events_of(request)]
+    if request.maps:
+        settings.append(("maps", "" if request.heap_bytes is None else HEAP_SOCKET))
     settings += [("buffer", str(buffer_kib)), ("hostname", HOSTNAME)]
     message = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in settings)
     return message + b"\0"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ptat_host import recorder
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.live import BUFFER_MAX_KIB, events_of, numbers
 from ptat_host.sizes import parse_size
@@ -115,7 +116,10 @@ class Recording:
         self.kernel = kernel or build.kernel()
         # Our workloads are found by name, and before others of that name.
         path = f"{build.workloads()}:{request.env.get('PATH', DEFAULT_PATH)}"
-        self.request = replace(request, env={**request.env, "PATH": path})
+        env = {**request.env, "PATH": path}
+        if request.heap_bytes is not None:
+            env = recorder.heap_environment(env, request.heap_bytes, guest.HEAP_SOCKET)
+        self.request = replace(request, env=env)
         self._initramfs = build.guest_initramfs()
         self._log = request.session_dir / "kernel"
         self._console = request.session_dir / "console.log"

@@ -122,6 +122,7 @@ def test_a_command_is_at_home(tmp_path: Path):
         "cpu1.raw",
         "cpu1.stats",
         "formats",
+        "maps.jsonl",
     }
     formats = {path.name for path in (recorded.kernel_path / "formats").iterdir()}
     assert formats == {"header_page", "header_event", *recorded.kernel.events}
@@ -355,3 +356,28 @@ def test_doctor_finds_all_that_is_needed():
     )
     assert done.returncode == 0, done.stdout
     assert shutil.which("qemu-system-x86_64") in done.stdout
+
+
+@pytest.mark.parametrize("huge", [False, True])
+def test_objects_of_bfs(tmp_path: Path, huge: bool):
+    """Misses are those of the arrays that the program says it has, where it says they are."""
+    options = ["--granularity", "8", "--heap", "64K", "--hugepages", "2M:4"]
+    command = ["bfs", "--scale", "14", "--roots", "2", *(["--huge"] if huge else [])]
+    done = record(tmp_path / "s", *command, options=tuple(options))
+    assert done.returncode == 0, done.stderr
+    said = dict(pair.split(b"=") for pair in done.stdout.splitlines()[0].split()[1:])
+    shown = subprocess.run(
+        [sys.executable, "-m", "ptat_host.cli", "report", "--json", "--top", "100", tmp_path / "s"],
+        capture_output=True,
+        check=True,
+    )
+    report = json.loads(shown.stdout)
+    objects = {one["name"]: one for one in report["objects"]}
+    assert {"graph.column", "row", "parent", "queue", "depth", "edges"} <= objects.keys()
+    column = objects["graph.column"]
+    assert column["start"] == int(said[b"column"], 16)
+    assert set(column["misses_by_page_size"]) == {"2097152" if huge else "4096"}
+    if not huge:
+        assert max(objects.values(), key=lambda one: one["misses"]) is column
+    assert sum(one["misses"] for one in objects.values()) <= report["totals"]["misses"]
+    assert report["maps_lost"] == 0

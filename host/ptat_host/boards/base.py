@@ -63,6 +63,10 @@ class RecordRequest:
     """Log each 4 KiB entry that the kernel sets or clears."""
     faults: bool = True
     """Log page faults."""
+    maps: bool = True
+    """Record what is mapped where."""
+    heap_bytes: int | None = None
+    """With `maps`: record where the command asked for memory, pieces of at least that size."""
     region_bytes: int | None = None
     """Memory for the hardware's copy of the page tables; None: the board's default."""
     options: Mapping[str, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, Reco
 from ptat_parser.errors import PtatError
 from ptat_parser.session import Session
 
-ALSO_COPIED = ("kernel", "counters.json", "truth.0.bin", "console.log")
+ALSO_COPIED = ("kernel", "symbols.json", "counters.json", "truth.0.bin", "console.log")
 
 
 class FileBoard:
@@ -57,6 +57,8 @@ class FileBoard:
         """Copy the session; see `Board.record`. Runs nothing."""
         from ptat_parser import archive  # numba: who records with another board does without
 
+        if request.heap_bytes is not None:
+            raise BoardError("--heap: a replay asks for no memory", "leave it out")
         session = self._session()
         description: dict[str, Any] = json.loads((session.path / "session.json").read_text())
         metadata = {key: description[key] for key in ("board", "region", "kernel", "cpu")}
