@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import migen
 import numpy as np
@@ -196,3 +197,26 @@ class Registers:
         places = self._places[name]
         words = [value >> 32 * i & 0xFFFF_FFFF for i in reversed(range(len(places)))]
         return list(zip(places, words, strict=True))
+
+
+class Clocked:
+    """A world that goes on clock by clock, `step`, around a `top` that has `registers`."""
+
+    top: Any
+
+    def step(self, **bus: int) -> int:
+        """A clock with these pins of the bus; what the bus reads."""
+        raise NotImplementedError
+
+    def read(self, name: str) -> int:
+        """A register's value."""
+        value = 0
+        for address in self.top.registers.addresses(name):
+            self.step(adr=address, re=1)
+            value = value << 32 | self.step()
+        return value
+
+    def write(self, name: str, value: int) -> None:
+        """Set a register."""
+        for address, word in self.top.registers.writes(name, value):
+            self.step(adr=address, we=1, dat_w=word)

@@ -55,7 +55,7 @@ class Receiver(LiteXModule):
     """Sorts datagrams: acknowledgements of ``peer``, frames for the mailbox, and what is neither.
 
     ``acknowledged`` is 1 for a clock after a whole acknowledgement: ``next`` and ``window`` are
-    its, and its first ``ranges`` ranges are in ``memory``; none if ``busy`` was set when it began.
+    its, and ``read`` reads its first ``ranges`` ranges; none if ``busy`` was set when it began.
     """
 
     def __init__(self, mailbox: Mailbox, peer: Peer) -> None:
@@ -65,7 +65,9 @@ class Receiver(LiteXModule):
         self.next, self.window = Signal(32), Signal(32)
         self.ranges = Signal(max=ACK_RANGES_MAX + 1)
         self.busy = Signal()
-        self.memory = memory = Memory(32, 2 * ACK_RANGES_MAX)
+        # No attribute: LiteX would give the CPU a third port to it, which no block RAM has.
+        memory = Memory(32, 2 * ACK_RANGES_MAX)
+        self.read = memory.get_port()
 
         # # #
 
@@ -192,8 +194,7 @@ class Scheduler(LiteXModule):
         seq, left, offset = Signal(32), Signal(32), Signal(32)
         ranges, at = Signal.like(receiver.ranges), Signal.like(receiver.ranges)
         age, since_fill = Signal(max=repeat_clocks + 1), Signal(max=missing_clocks + 1)
-        read = receiver.memory.get_port()
-        self.specials += read
+        read = receiver.read
         may_send = Signal()
         self.sync += [
             outstanding.eq(sent[small] - acked[small]),
@@ -307,8 +308,12 @@ class UDPLink(LiteXModule):
         self.gate = gate = Gate()
         self.mailbox = mailbox = Mailbox()
         self.sink = gate.sink
-        self.datagrams = stream.Endpoint(eth_udp_user_description(32))
-        self.source = source = stream.Endpoint(eth_udp_user_description(32))
+        # LiteEth decides much within a clock, both ways: what we add to it begins a clock later.
+        self.receive = receive = stream.Buffer(eth_udp_user_description(32))
+        self.transmit = transmit = stream.Buffer(eth_udp_user_description(32), pipe_ready=True)
+        self.datagrams = receive.sink
+        self.source = transmit.source
+        source = transmit.sink
 
         self._level = CSRStatus(32, description="Chunks of 1 KiB that are not acknowledged.")
         self._depth = CSRStatus(32, description="Chunks of 1 KiB that can wait for that.")
@@ -330,7 +335,7 @@ class UDPLink(LiteXModule):
         sender = receiver.sender
         in_flight = Signal(4)  # chunks that are to be sent
         self.comb += [
-            self.datagrams.connect(receiver.sink),
+            receive.source.connect(receiver.sink),
             scheduler.running.eq(gate.running),
             scheduler.restart.eq(gate.start),
             store.restart.eq(gate.start),
@@ -422,17 +427,25 @@ class UDPLink(LiteXModule):
             source.valid.eq(1),
             source.data.eq(header[word]),
             source.length.eq(length),
-            source.last.eq(end & (word == DATA_HEADER_WORDS - 1)),
             If(
                 source.ready,
                 NextValue(word, word + 1),
                 If(
                     word == DATA_HEADER_WORDS - 1,
-                    end_sent.eq(end),
                     NextState("PAYLOAD"),
-                    If(end, NextState("IDLE")),
+                    If(end, NextState("PADDING")),
                 ),
             ),
+        )
+        # Four bytes that are not of the datagram make the end's frame 62 bytes long. Ethernet wants
+        # 60, and LiteEth, which fills up what is shorter, forgets to for the frame after one of 57
+        # to 59.
+        fsm.act(
+            "PADDING",
+            source.valid.eq(1),
+            source.length.eq(length),
+            source.last.eq(1),
+            If(source.ready, end_sent.eq(1), NextState("IDLE")),
         )
         fsm.act(
             "PAYLOAD",
