@@ -41,7 +41,6 @@ from ptat_parser import wire
 ROM_BYTES = 32 * 1024
 SRAM_BYTES = 16 * 1024
 UART_BAUD = 1_000_000
-FT601_CLOCK_HZ = 100_000_000
 RANKS = 2
 GRANULARITY_BYTES = 64  # what a burst of DDR3 shows of an address
 
@@ -175,7 +174,6 @@ class CaptureSoC(SoCCore):
         """USB 3; DRAM holds what the host has not yet fetched."""
         self.link = link = FT601Link()
         self.ft601 = FT601Pins(pads, link.pads)
-        self.platform.add_period_constraint(self.ft601.cd_ft.clk, 1e9 / FT601_CLOCK_HZ)
         self._buffer_ports = self._dram_ports()
         self._buffer_bytes = self._dram_bytes
 

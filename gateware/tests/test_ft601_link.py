@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The FT601 link against a model of the chip that forgives nothing.
 
-The model follows the diagrams of DS_FT600Q-FT601Q for the multi-channel FIFO bus: who drives which
-pins in which cycle, what idle pins show, when a word counts. A cycle is from one falling edge of
-the clock to the next, and the rising edge in its middle is where both sides look.
+The model follows the diagrams of DS_FT600Q-FT601Q for the multi-channel FIFO bus, and FTDI's own
+master of it: who drives which pins in which cycle, what idle pins show, when a word counts. A cycle
+is from one falling edge of the clock to the next, and the rising edge in its middle is where both
+sides look. What the chip drives is noise but around that edge, and what the link drives may change
+with the falling edge only, at no other clock's and not with what the chip shows: so setup and hold
+times are kept by what the FPGA's pins need after an edge, which is a matter of constraints.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from litex.build.lattice.common import lattice_ecp5_trellis_special_overrides
 from litex.gen import LiteXModule
 from litex.gen.fhdl.verilog import convert
 from migen import ClockDomain, Record, Signal
-from verilated import Bench, Registers, needs_verilator
+from verilated import Bench, Clocked, Registers, needs_verilator
 
 from ptat_gateware.link import ft601
 from ptat_gateware.link.ft601 import FT601Link, FT601Pins
+from ptat_gateware.targets.ft601_soc import FT601SoC
 from ptat_host import protocol
 from ptat_host.protocol import Command, Frame
 from ptat_parser import wire
@@ -36,6 +40,7 @@ pytestmark = needs_verilator
 SYS, FT, FT_N = 1, 2, 4
 CLOCKS_MAX = 60_000
 ONES = 0xFFFF_FFFF
+DRIVEN = ("data_o", "be_o", "oe_status", "oe_rest", "wr_n")
 
 
 class Top(LiteXModule):
@@ -252,7 +257,7 @@ class Chip:
 NOTHING = Pins(None, None, None)
 
 
-class World:
+class World(Clocked):
     """Link and chip, on clocks of their own, with a host that reads when it likes."""
 
     def __init__(
@@ -275,28 +280,37 @@ class World:
         self.sys_due = self.chance.random()
         self.half_cycles = 0
         self._edges = np.zeros(1, np.uint8)
-        self._before: dict[str, int] = {}
+        self._driven: dict[str, int] | None = None  # since the last falling edge
+        self._at_edge: dict[str, int] = {}
 
     def _row(self, clocks: int, **pins: int) -> dict[str, int]:
         chip = self.chip
-        # What nobody drives is anything.
-        floating = self.chance.getrandbits(36)
-        rest = floating if chip.pins.rest is None else chip.pins.rest
-        status = floating >> 8 & 0xFF if chip.pins.status is None else chip.pins.status
-        data = (rest & ~0xFF00 | status << 8) & ONES
-        be = floating >> 32 if chip.pins.be is None else chip.pins.be
+        # What nobody drives is anything, and so is what changes, 3.5 to 7 ns after the rising edge.
+        noise = self.chance.getrandbits(38)
+        shown = chip.pins if clocks == FT else NOTHING
+        rest = noise if shown.rest is None else shown.rest
+        status = noise >> 8 & 0xFF if shown.status is None else shown.status
+        pins["data"] = (rest & ~0xFF00 | status << 8) & ONES
+        pins["be"] = noise >> 32 & 15 if shown.be is None else shown.be
+        pins["rxf_n"], pins["txe_n"] = noise >> 36 & 1, noise >> 37
+        if clocks == FT:
+            pins["rxf_n"], pins["txe_n"] = chip.rxf_n, chip.txe_n
         self._edges[0] = clocks
-        pins |= {"data": data, "be": be, "rxf_n": chip.rxf_n, "txe_n": chip.txe_n}
-        return {k: int(v[0]) for k, v in self.bench.run(self._edges, **pins).items()}
+        seen = {k: int(v[0]) for k, v in self.bench.run(self._edges, **pins).items()}
+        driven = {pin: seen[pin] for pin in DRIVEN}
+        assert self._driven in (None, driven), "pins change, and not after the falling edge"
+        self._driven = None if clocks == FT_N else driven
+        return seen
 
     def step(self, **bus: int) -> int:
         """Until after the next clock of `sys`; what the CSR bus reads."""
         while self.sys_due >= (self.half_cycles + 1) / 2:
             self.half_cycles += 1
             if self.half_cycles % 2:
-                self._before = self._row(FT)
+                self._at_edge = self._row(FT)
             else:
-                self._cycle(self._row(FT_N))
+                self._row(FT_N)
+                self._cycle(self._at_edge)
         self.sys_due += self.sys_period
         offer = bool(self.words) and self.chance.random() < self.supply
         word = {"offer": 1, "word": self.words[0]} if offer else {}
@@ -305,17 +319,14 @@ class World:
             self.words.popleft()
         return seen["dat_r"]
 
-    def _cycle(self, after: dict[str, int]) -> None:
-        """The chip sees what the pins were at the rising edge."""
-        before = self._before
-        for pin in ("data_o", "be_o", "oe_status", "oe_rest", "wr_n"):
-            assert before[pin] == after[pin], f"{pin} changes at the rising edge"
+    def _cycle(self, seen: dict[str, int]) -> None:
+        """The chip has seen the pins at the rising edge."""
         self.chip.edge(
-            before["wr_n"],
+            seen["wr_n"],
             Pins(
-                before["data_o"] >> 8 & 0xFF if before["oe_status"] else None,
-                before["data_o"] & ~0xFF00 if before["oe_rest"] else None,
-                before["be_o"] if before["oe_rest"] else None,
+                seen["data_o"] >> 8 & 0xFF if seen["oe_status"] else None,
+                seen["data_o"] & ~0xFF00 if seen["oe_rest"] else None,
+                seen["be_o"] if seen["oe_rest"] else None,
             ),
         )
         for channel, words in self.chip.to_host.items():
@@ -330,17 +341,6 @@ class World:
             self.step()
 
     # Firmware and host ------------------------------------------------------------------------
-
-    def read(self, name: str) -> int:
-        value = 0
-        for address in self.top.registers.addresses(name):
-            self.step(adr=address, re=1)
-            value = value << 32 | self.step()
-        return value
-
-    def write(self, name: str, value: int) -> None:
-        for address, word in self.top.registers.writes(name, value):
-            self.step(adr=address, we=1, dat_w=word)
 
     def request_word(self) -> int:
         while not (status := self.read("mailbox_status")) & 1:
@@ -546,3 +546,24 @@ def test_the_pins_of_a_board() -> None:
     # The byte of the flags has an enable of its own.
     enables = re.findall(r"\.T \((.*)\)", code)
     assert sorted(map(enables.count, set(enables))) == [8, 28]
+
+
+def test_vivado_is_told_the_chips_times() -> None:
+    """What it is told leaves the FPGA's pins 4 ns after its edge, and 3 ns before the next."""
+    half_ns = ft601.CLOCK_NS / 2
+    assert half_ns > ft601.HOLD_NS  # pins that change at once still hold
+    soc = FT601SoC(bytes(20))
+    soc.finalize()
+    commands = [
+        command.format(**{name: signal.backtrace[-1][0] for name, signal in signals.items()})
+        for command, signals in soc.platform.constraint_manager.get_platform_commands()
+        if "ft601 " in command
+    ]
+    assert commands[0] == "create_clock -name ft601 -period 10.0 [get_ports ft601_clk]"
+    for line in (
+        "set_input_delay -clock ft601 -max 7.0 [get_ports ft601_rxf_n*]",
+        "set_input_delay -clock ft601 -min 3.5 [get_ports ft601_data*]",
+        "set_output_delay -clock ft601 -max 1.0 [get_ports ft601_wr_n*]",
+        "set_output_delay -clock ft601 -min -4.8 [get_ports ft601_data*]",
+    ):
+        assert line in commands

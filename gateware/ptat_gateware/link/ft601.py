@@ -8,11 +8,12 @@
     Mailbox ◄─ requests ◄───────────╎◄─ FIFO ◄──────── channel 1 ─┘
     domain sys                       domain ft: the chip's clock
 
-The protocol is that of FTDI's DS_FT600Q-FT601Q, section on the multi-channel FIFO bus. Chip and
-FPGA change their pins around the falling edge of the chip's clock, and look at the rising edge. So
-what the chip says at a rising edge decides what it is shown after the next falling edge: the pins'
-registers are in domain ``ft_n``, the same clock inverted. The chip takes a word at each rising edge
-at which WR_N and RXF_N are both low; no word is ever guessed to be taken.
+The protocol is that of FTDI's DS_FT600Q-FT601Q, section on the multi-channel FIFO bus, and was held
+against FTDI's own master of it (``mst_fifo_fsm.v`` of AN_421, "FIFO Bus Master For FT60x", 2016).
+Chip and FPGA change their pins around the falling edge of the chip's clock, and look at the rising
+edge. So what the chip says at a rising edge decides what it is shown after the next falling edge:
+the pins' registers are in domain ``ft_n``, the same clock inverted. The chip takes a word at each
+rising edge at which WR_N and RXF_N are both low; no word is ever guessed to be taken.
 """
 
 from __future__ import annotations
@@ -46,6 +47,15 @@ STREAM = 2  # channel: endpoint 0x83
 READ, WRITE = 0, 1  # command, on BE
 PACKET_WORDS = 256  # 1 KiB: a whole packet of USB 3, two of USB 2
 PATIENCE_CLOCKS = 15  # for the chip's answer to a command, which takes 2
+
+# The chip's times, around the rising edge of its clock: for want of the data sheet's table, as two
+# designs that run have them in their constraints, ufrisk/pcileech-fpga (pcileech_squirrel.xdc; its
+# shortest delay is 6.5) and ncicek/FT601-FPGA-interface-board (ft601.sdc), both on GitHub.
+# myriadrf/LimeSDR-Mini_GW (FT601_timing.sdc) asks for less.
+CLOCK_NS = 10.0
+DELAY_NS = (3.5, 7.0)  # from the edge to a change of what it drives: from, to
+SETUP_NS = 1.0  # of what is driven for it
+HOLD_NS = 4.8
 
 PADS = [
     ("data_i", 32),

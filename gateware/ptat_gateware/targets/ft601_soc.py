@@ -21,6 +21,7 @@ from litex.soc.cores.xadc import S7SystemMonitor
 from litex_boards.platforms import sqrl_acorn
 from migen import ClockDomain, Signal
 
+from ptat_gateware.link import ft601
 from ptat_gateware.snoop.capture import S7Capture
 from ptat_gateware.soc import CaptureSoC, Identity, source_hash
 from ptat_gateware.targets.acorn import CK_HZ
@@ -74,6 +75,28 @@ class CRG(LiteXModule):
         self.idelayctrl = S7IDELAYCTRL(self.cd_idelay)
 
 
+def constrain_ft601(platform: Any, pads: Any) -> None:
+    """Tell Vivado the chip's clock, when its pins change, and when ours must not.
+
+    Of traces on the board nothing is known: add their delays.
+    """
+    platform.add_platform_command(
+        f"create_clock -name ft601 -period {ft601.CLOCK_NS} [get_ports {{clock}}]", clock=pads.clk
+    )
+    from_chip = ("data", "be", "txe_n", "rxf_n")
+    to_chip = ("data", "be", "wr_n")
+    for kind, names, longest_ns, shortest_ns in (
+        ("input", from_chip, ft601.DELAY_NS[1], ft601.DELAY_NS[0]),
+        ("output", to_chip, ft601.SETUP_NS, -ft601.HOLD_NS),
+    ):
+        for name in names:
+            for which, delay_ns in (("max", longest_ns), ("min", shortest_ns)):
+                platform.add_platform_command(
+                    f"set_{kind}_delay -clock ft601 -{which} {delay_ns} [get_ports {{pad}}*]",
+                    pad=getattr(pads, name),
+                )
+
+
 # SoC ----------------------------------------------------------------------------------------------
 
 
@@ -98,7 +121,9 @@ class FT601SoC(CaptureSoC):
             iodelay_clk_freq=IDELAY_CLOCK_HZ,
         )
         self.add_dram(self.ddrphy, MT41K512M16(SYS_CLOCK_HZ, "1:4"))
-        self.add_ft601(platform.request("ft601"))
+        pads = platform.request("ft601")
+        self.add_ft601(pads)
+        constrain_ft601(platform, pads)
 
         self.capture = capture = S7Capture(platform, platform.request("dimm"), CK_HZ, PHASES)
         platform.add_false_path_constraints(
