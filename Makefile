@@ -4,7 +4,7 @@
 PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
-.PHONY: help demo test lint setup packages packages-gateware packages-firmware \
+.PHONY: help demo test lint setup packages packages-gateware packages-firmware packages-browser \
 	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards bitstream registers mutate-gateware fresh clean
 
@@ -48,6 +48,9 @@ packages-gateware: packages
 packages-firmware: packages
 	@setup/packages.sh firmware
 
+packages-browser: packages
+	@setup/packages.sh browser
+
 kernel: packages
 	@kernel-patch/build.sh >/dev/null
 
@@ -65,7 +68,7 @@ lint: packages .venv/ready
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
 
-test: setup .venv/gateware-ready packages-firmware lint
+test: setup .venv/gateware-ready packages-firmware packages-browser lint
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest

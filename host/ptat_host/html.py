@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ptat_host import report
-from ptat_host.objects import Objects
+from ptat_host.objects import Object, Objects
 from ptat_parser import Results, Trace
 
 BINS = 512
@@ -73,6 +73,7 @@ def content(results: Results) -> dict[str, Any]:
     missed = summary["totals"]["misses"]
     named = counted.objects.recorded if counted else False
     objects = counted.objects if counted else None
+    summary["maps_lost"] = objects.lost if objects else 0
     without = _NO_MISSES if not missed else _COUNTS_ONLY if not single else ""
     return {
         "command": report.printable(shlex.join(summary["command"])),
@@ -146,7 +147,7 @@ def _page(page: dict[str, Any], objects: Objects | None) -> dict[str, Any]:
     return {
         **_printable(page),
         "address": f"{page['vaddr']:#014x}",
-        "object": report.printable(of.name) if of else "",
+        "object": _title(of) if of else "",
     }
 
 
@@ -178,10 +179,16 @@ def _curves(pages: pa.Table, seen: list[dict[str, Any]]) -> list[dict[str, Any]]
 # Time and addresses -------------------------------------------------------------------------------
 
 
+def _title(of: Object) -> str:
+    """Its name; with where it is, if others are called the same."""
+    where = f" {of.detail}" if of.kind in ("anonymous", "huge pages") else ""
+    return report.printable(of.name + where)
+
+
 @dataclass
 class _Counted:
     objects: Objects
-    found: list[Any]
+    found: list[Object]
     time: dict[str, Any]
     maps: list[dict[str, Any]]
 
@@ -240,12 +247,8 @@ class _Map:
             for index, count in objects.counts_of_page(page):
                 row = rows[self.row[page]]
                 row[index] = row.get(index, 0) + count
-        return [
-            report.printable(objects.objects[max(row, key=lambda index: row[index])].name)
-            if row
-            else ""
-            for row in rows
-        ]
+        found = [max(row, key=lambda index: row[index]) if row else None for row in rows]
+        return ["" if index is None else _title(objects.objects[index]) for index in found]
 
 
 def _count(trace: Trace, summary: dict[str, Any]) -> _Counted:

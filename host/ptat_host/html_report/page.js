@@ -127,7 +127,7 @@ function ticks(low, high, wanted) {
 
 /* lines: {name, colour, x: [], y: []}; log: the y axis is logarithmic, from 1 up */
 function chart(parent, { title, lines, xMax, yMax, xText, yText, xName, yName, log }) {
-	const [width, height, left, right, top, bottom] = [560, 300, 62, 12, 26, 42];
+	const [width, height, left, right, top, bottom] = [widthOf(parent), 300, 62, 24, 26, 42];
 	const svg = shape(parent, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
 	const scale = log ? y => Math.log10(Math.max(y, 1)) / (Math.log10(Math.max(yMax, 1)) || 1) : y => y / (yMax || 1);
 	const px = x => left + x / (xMax || 1) * (width - left - right);
@@ -138,7 +138,7 @@ function chart(parent, { title, lines, xMax, yMax, xText, yText, xName, yName, l
 		shape(svg, "line", { class: "axis", x1: left, x2: width - right, y1: py(y), y2: py(y) });
 		shape(svg, "text", { x: left - 8, y: py(y) + 4, "text-anchor": "end" }, yText(y));
 	}
-	for (const x of ticks(0, xMax, 6))
+	for (const x of ticks(0, xMax, width / 90))
 		shape(svg, "text", { x: px(x), y: height - bottom + 18, "text-anchor": "middle" }, xText(x));
 	shape(svg, "text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, xName);
 	shape(svg, "text", { x: 8, y: 14 }, yName);
@@ -163,6 +163,11 @@ function chart(parent, { title, lines, xMax, yMax, xText, yText, xName, yName, l
 		showTip(event, [xText(x), ...values].join("\n"));
 	};
 	svg.onpointerleave = () => { mark.setAttribute("visibility", "hidden"); hideTip(); };
+}
+
+/* So that a unit is a pixel, and text as large as that around it. */
+function widthOf(parent) {
+	return Math.max(280, parent.clientWidth);
 }
 
 function legend(parent, entries) {
@@ -288,7 +293,7 @@ function time() {
 	const { bins, stepNs, series, gaps } = data.time;
 	if (!bins)
 		return caption(place, data.noMisses);
-	const [width, height, left, right, top, bottom] = [1160, 240, 70, 10, 24, 40];
+	const [width, height, left, right, top, bottom] = [widthOf(place), 240, 70, 24, 24, 40];
 	const svg = shape(place, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "misses over time" });
 	const sums = Array.from({ length: bins }, (_, i) => series.reduce((sum, one) => sum + one.misses[i], 0));
 	const most = Math.max(1, ...sums);
@@ -311,10 +316,10 @@ function time() {
 	});
 	for (const [from, to] of gaps)
 		shape(svg, "rect", { class: "gap", x: px(from), width: Math.max(2, px(to) - px(from)), y: top, height: height - top - bottom, fill: "var(--bad)", "fill-opacity": 0.3 });
-	for (const ns of ticks(0, bins * stepNs, 8))
+	for (const ns of ticks(0, bins * stepNs, width / 110))
 		shape(svg, "text", { x: px(ns / stepNs), y: height - bottom + 18, "text-anchor": "middle" }, seconds(ns, bins * stepNs / 8));
 	shape(svg, "text", { x: 8, y: 14 }, `misses in ${seconds(stepNs, stepNs)}`);
-	shape(svg, "text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, `time since the first walk (kernel time ${(data.time.startNs / 1e9).toFixed(6)} s)`);
+	shape(svg, "text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, "time since the first walk");
 	svg.onpointermove = event => {
 		const box = svg.getBoundingClientRect();
 		const i = Math.floor(((event.clientX - box.left) * width / box.width - left) / (width - left - right) * bins);
@@ -325,7 +330,7 @@ function time() {
 	svg.onpointerleave = hideTip;
 	if (series.length > 1)
 		legend(place, series.map((one, index) => [one.name, one.others ? OTHERS : COLOURS[index % COLOURS.length]]));
-	caption(place, gaps.length ? "Red: something was lost here; misses may be missing or wrong." : "Nothing was lost at any time.");
+	caption(place, `The first walk was at ${(data.time.startNs / 1e9).toFixed(6)} s of kernel time. ` + (gaps.length ? "Red: something was lost here; misses may be missing or wrong." : "Nothing was lost at any time."));
 }
 
 // Heat map ---------------------------------------------------------------------------------------
