@@ -32,7 +32,7 @@ from ptat_host.sizes import format_size, parse_size
 from ptat_parser.errors import PtatError
 
 if TYPE_CHECKING:
-    from ptat_parser import Results
+    from ptat_parser import Misses, Results
 
 SESSIONS = Path("ptat-sessions")
 MAPPING = Path("ptat-mapping.json")
@@ -488,6 +488,15 @@ def _add_script(commands: _Commands[_Parser]) -> None:
     parser.add_argument(
         "--limit", metavar="N", type=_positive, help="stop after N misses (default: all of them)"
     )
+    _add_filters(parser)
+    parser.add_argument(
+        "--object",
+        metavar="GLOB",
+        help="only objects whose name matches, such as 'libc*' (default: all)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON object a line (default: columns)"
+    )
     parser.set_defaults(run=_script)
 
 
@@ -530,6 +539,11 @@ def _add_export(commands: _Commands[_Parser]) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="file to write (default: stdout)"
     )
+    _add_filters(parser)
+    parser.set_defaults(run=_export)
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="start",
@@ -550,7 +564,14 @@ def _add_export(commands: _Commands[_Parser]) -> None:
         default=(None, None),
         help="only pages that touch these addresses, B excluded; hexadecimal (default: all)",
     )
-    parser.set_defaults(run=_export)
+
+
+def _filtered(arguments: argparse.Namespace) -> Misses:
+    from ptat_parser import Trace
+
+    return Trace(_load(arguments)).misses(
+        pid=arguments.pid, time=(arguments.start, arguments.stop), address=arguments.address
+    )
 
 
 def _seconds(text: str) -> int:
@@ -620,7 +641,13 @@ def _report(arguments: argparse.Namespace) -> int:
 def _script(arguments: argparse.Namespace) -> int:
     from ptat_host import script
 
-    script.write(_load(arguments), sys.stdout.buffer, arguments.limit)
+    script.write(
+        _filtered(arguments),
+        sys.stdout.buffer,
+        limit=arguments.limit,
+        pattern=arguments.object,
+        as_json=arguments.json,
+    )
     return 0
 
 
@@ -652,16 +679,13 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from ptat_parser import Trace
     from ptat_parser.export import FORMATS, export
 
     chosen = FORMATS[arguments.format]
     to_stdout = arguments.output is None
     if to_stdout and (chosen.seekable or (chosen.binary and sys.stdout.isatty())):
         raise UsageError(f"{arguments.format} cannot be shown here", "name a file: -o FILE")
-    misses = Trace(_load(arguments)).misses(
-        pid=arguments.pid, time=(arguments.start, arguments.stop), address=arguments.address
-    )
+    misses = _filtered(arguments)
     if to_stdout:
         chosen.write(misses, sys.stdout.buffer)
     else:

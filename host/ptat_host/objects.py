@@ -84,7 +84,7 @@ class Objects:
         self._modules: dict[int, tuple[list[int], list[tuple[str, int, int]]]] = {}
         self._wrappers = self._find_wrappers()
         self._cells()
-        self._counts = np.zeros(self._object.size, np.int64)
+        self._counts = np.zeros(self.object_of_cell.size, np.int64)
 
     @property
     def lost(self) -> int:
@@ -95,28 +95,28 @@ class Objects:
         self, time_ns: npt.NDArray[np.int64], page: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int32]:
         """Index in `objects` of each miss."""
-        found: npt.NDArray[np.int32] = self._object[self._cell(time_ns, page)]
+        found: npt.NDArray[np.int32] = self.object_of_cell[self.cell(time_ns, page)]
         return found
 
     def count(self, batches: Iterable[tuple[Any, Any]] | None = None) -> list[Object]:
         """The objects with misses, the one with most first; `batches` as `Misses.raw` gives."""
-        counts = np.zeros(self._object.size, np.int64)
+        counts = np.zeros(self.object_of_cell.size, np.int64)
         for time_ns, page in self._trace.misses().raw() if batches is None else batches:
-            np.add.at(counts, self._cell(time_ns, page), 1)
+            np.add.at(counts, self.cell(time_ns, page), 1)
         self._counts = counts
         (there,) = np.nonzero(counts)
-        size = self._page_size[self._cell_page]
+        size = self._page_size[self.page_of_cell]
         for index, of in enumerate(self.objects):
             of.misses = of.shared = of.pages = 0
             of.misses_by_page_size = {}
             of.blocks = len(self._blocks[index])
-        order = there[np.argsort(self._object[there], kind="stable")]
-        bounds = np.searchsorted(self._object[order], np.arange(len(self.objects) + 1))
+        order = there[np.argsort(self.object_of_cell[there], kind="stable")]
+        bounds = np.searchsorted(self.object_of_cell[order], np.arange(len(self.objects) + 1))
         for index, of in enumerate(self.objects):
             cells = order[bounds[index] : bounds[index + 1]]
             of.misses = int(counts[cells].sum())
-            of.shared = int(counts[cells][self._shared[self._cell_page[cells]]].sum())
-            of.pages = np.unique(self._cell_page[cells]).size
+            of.shared = int(counts[cells][self._shared[self.page_of_cell[cells]]].sum())
+            of.pages = np.unique(self.page_of_cell[cells]).size
             for page_size in np.unique(size[cells]):
                 of_size = counts[cells][size[cells] == page_size]
                 of.misses_by_page_size[int(page_size)] = int(of_size.sum())
@@ -125,8 +125,9 @@ class Objects:
     def counts_of_page(self, page: int) -> list[tuple[int, int]]:
         """Index of each object that was at a page, and how often it was missed, as counted."""
         first = self._first_cell[page]
-        cells = range(first, first + self._count[self._group[page]])
-        return [(int(self._object[c]), int(self._counts[c])) for c in cells if self._counts[c]]
+        cells = slice(first, first + self._count[self._group[page]])
+        both = zip(self.object_of_cell[cells].tolist(), self._counts[cells].tolist(), strict=True)
+        return [(index, count) for index, count in both if count]
 
     def of_page(self, page: int) -> Object | None:
         """The object that has most misses of a page, as counted; None: there are none."""
@@ -135,9 +136,10 @@ class Objects:
 
     # Which cell a miss is in ----------------------------------------------------------------------
 
-    def _cell(
+    def cell(
         self, time_ns: npt.NDArray[np.int64], page: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int64]:
+        """The cell of each miss; `object_of_cell` and `page_of_cell` have a row for each."""
         group = self._group[page]
         cell = self._first_cell[page]
         (several,) = np.nonzero(self._count[group] > 1)
@@ -181,18 +183,18 @@ class Objects:
 
         of_page = self._count[self._group]
         self._first_cell = np.cumsum(of_page) - of_page
-        self._cell_page = np.repeat(np.arange(len(pages)), of_page)
+        self.page_of_cell = np.repeat(np.arange(len(pages)), of_page)
         cell_segment = (
-            self._first[self._group[self._cell_page]]
-            + np.arange(self._cell_page.size)
-            - self._first_cell[self._cell_page]
+            self._first[self._group[self.page_of_cell]]
+            + np.arange(self.page_of_cell.size)
+            - self._first_cell[self.page_of_cell]
         )
         fixed = np.array([self._fixed(one, comms[one], there) for one, there in what], np.int32)
-        self._object = fixed[cell_segment] if fixed.size else np.zeros(0, np.int32)
-        for cell in np.nonzero(self._object < 0)[0].tolist():
+        self.object_of_cell = fixed[cell_segment] if fixed.size else np.zeros(0, np.int32)
+        for cell in np.nonzero(self.object_of_cell < 0)[0].tolist():
             one, there = what[cell_segment[cell]]
-            page = self._cell_page[cell]
-            self._object[cell] = self._static(
+            page = self.page_of_cell[cell]
+            self.object_of_cell[cell] = self._static(
                 one, comms[one], there, int(self._start[page]), int(self._end[page])
             )
 

@@ -20,7 +20,7 @@ from reported import PAGES, damage, make_session, write_summary
 
 from ptat_host import cli, console, report, script, validate
 from ptat_host.cli import main
-from ptat_parser import Results, Validation
+from ptat_parser import Misses, Results, Trace, Validation
 from ptat_parser.export import FORMATS
 from ptat_parser.session import Session
 
@@ -118,22 +118,53 @@ def test_script_prints_every_miss_once(session, capfdbinary):
     lines = capfdbinary.readouterr().out.decode().splitlines()[1:]
     by_page: dict[tuple[str, str], int] = {}
     for line in lines:
-        _, _, tgid, vaddr, _, _ = line.split()
+        _, _, tgid, vaddr, _, _, _ = line.split()
         by_page[tgid, vaddr] = by_page.get((tgid, vaddr), 0) + 1
     assert by_page == {(str(p[2]), f"0x{p[4]:012x}"): p[7] for p in PAGES if p[7]}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 107, 1000])
 def test_script_stops_at_the_limit_in_any_batch(session, limit):
-    class Batched(Results):
-        def misses(self):
-            for time, page in super().misses():
+    class Batched(Misses):
+        def raw(self):
+            for time, page in super().raw():
                 for start in range(0, time.size, 2):
                     yield time[start : start + 2], page[start : start + 2]
 
     out = io.BytesIO()
-    script.write(Batched(Session(session), summary_of(session)), out, limit)
+    misses = Trace(Results(Session(session), summary_of(session))).misses()
+    script.write(Batched(**vars(misses)), out, limit=limit)
     assert out.getvalue().count(b"\n") == 1 + min(limit, 107)
+
+
+def test_script_as_json_of_a_process_a_time_and_addresses(session, capfdbinary):
+    (session / "kernel").mkdir()
+    mapped = {"kind": "map", "ns": 1, "pid": 4711, "start": 0x555500000000, "bytes": 4096}
+    mapped |= {"offset": 0, "prot": 3, "flags": 2, "name": '/a\xff"b'}
+    clock = {"kind": "clock", "tsc": 0, "ns": 0}
+    text = json.dumps(clock) + "\n" + json.dumps(mapped) + "\n"
+    (session / "kernel" / "maps.jsonl").write_text(text)
+    assert (
+        main(["script", "--json", "--pid", "4711", "--address", "555500000000-600000000000"]) == 0
+    )
+    lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert [line.keys() for line in lines] == [lines[0].keys()] * 5
+    same = {key: value for key, value in lines[0].items() if key != "time_ns"}
+    assert same == {
+        "comm": "gups",
+        "tgid": 4711,
+        "vaddr": 0x555500000000,
+        "page_size_bytes": 4096,
+        "span": 1,
+        "object": 'a\udcff"b',
+    }
+    times = [line["time_ns"] for line in lines]
+    start, stop = (f"{time / 1e9:.9f}" for time in (times[1], times[3]))
+    arguments = ["--pid", "4711", "--object", 'a?"b', "--from", start, "--to", stop]
+    assert main(["script", *arguments]) == 0
+    shown = capfdbinary.readouterr().out.decode().splitlines()
+    assert [line.split()[0] for line in shown[1:]] == [f"{t / 1e9:.9f}" for t in times[1:3]]
+    assert shown[1].endswith(' a?"b')
 
 
 def test_script_ends_quietly_when_its_reader_has_enough(session, tmp_path):
