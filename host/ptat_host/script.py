@@ -37,8 +37,8 @@ def write(
     objects = Objects(misses.trace)
     of_cell = pa.array(objects.page_of_cell)
     if as_json:
-        rows = zip(*(pages[column].to_pylist() for column in _COLUMNS), strict=True)
-        start = pa.array([_json(*row) for row in rows], pa.string()).take(of_cell)
+        values = zip(*(pages[column].to_pylist() for column in _COLUMNS), strict=True)
+        start = pa.array([_json(*row) for row in values], pa.string()).take(of_cell)
     else:
         start = page_texts(pages, _line, *_COLUMNS).take(of_cell)
     names = [one.name if objects.recorded else None for one in objects.objects]

@@ -144,9 +144,8 @@ def test_script_as_json_of_a_process_a_time_and_addresses(session, capfdbinary):
     clock = {"kind": "clock", "tsc": 0, "ns": 0}
     text = json.dumps(clock) + "\n" + json.dumps(mapped) + "\n"
     (session / "kernel" / "maps.jsonl").write_text(text)
-    assert (
-        main(["script", "--json", "--pid", "4711", "--address", "555500000000-600000000000"]) == 0
-    )
+    wanted = ["--pid", "4711", "--address", "555500000000-600000000000"]
+    assert main(["script", "--json", *wanted]) == 0
     lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
     assert [line.keys() for line in lines] == [lines[0].keys()] * 5
     same = {key: value for key, value in lines[0].items() if key != "time_ns"}
@@ -165,6 +164,8 @@ def test_script_as_json_of_a_process_a_time_and_addresses(session, capfdbinary):
     shown = capfdbinary.readouterr().out.decode().splitlines()
     assert [line.split()[0] for line in shown[1:]] == [f"{t / 1e9:.9f}" for t in times[1:3]]
     assert shown[1].endswith(' a?"b')
+    assert main(["script", "--json", "--pid", "4712", "--limit", "1"]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["comm"] == "my [b]sh\x1b"
 
 
 def test_script_ends_quietly_when_its_reader_has_enough(session, tmp_path):
