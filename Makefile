@@ -6,11 +6,12 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test lint setup packages packages-gateware packages-firmware packages-browser \
 	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
-	calibrate bench-boards bitstream registers mutate-gateware fresh clean
+	calibrate bench-boards bitstream registers mutate-gateware fresh golden clean
 
 help:
 	@echo 'make demo             record gups and python3 in the testbed, report, validate'
 	@echo 'make test             lint and all tests (boots the patched kernel in QEMU)'
+	@echo 'make golden           accept what the reports print now'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
 	@echo 'make sim-soc          a simulated device with its firmware captures a program, over UDP'
@@ -75,6 +76,11 @@ test: setup .venv/gateware-ready packages-firmware packages-browser lint
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 	$(PYTHON) -m ptat_testbed.sim_soc
 	$(PYTHON) -m ptat_gateware.bitstream --known-size
+
+# Accepts what the reports print now as what they are to print; look at the difference.
+golden: .venv/ready
+	PTAT_ACCEPT_GOLDEN=1 $(PYTHON) -m pytest -q host/tests/test_output.py host/tests/test_compared.py
+	git --no-pager diff --stat host/tests/golden
 
 SIZE ?= full
 check-exact: setup .venv/gateware-ready

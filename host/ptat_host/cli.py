@@ -106,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_parse(commands)
     _add_report(commands)
     _add_script(commands)
+    _add_hugepages(commands)
+    _add_diff(commands)
+    _add_overhead(commands)
     _add_validate(commands)
     _add_check(commands)
     _add_export(commands)
@@ -498,6 +501,140 @@ def _add_script(commands: _Commands[_Parser]) -> None:
         "--json", action="store_true", help="print a JSON object a line (default: columns)"
     )
     parser.set_defaults(run=_script)
+
+
+HUGE_PAGES = {"2M": [2 << 20], "1G": [1 << 30], "both": [2 << 20, 1 << 30]}
+
+
+def _add_hugepages(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "hugepages", "predict what larger pages would save")
+    _add_session(parser)
+    _add_json(parser)
+    parser.add_argument(
+        "--pages", choices=HUGE_PAGES, default="both", help="their sizes (default: both)"
+    )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=_positive,
+        default=8,
+        help="hottest objects to look at (default: 8)",
+    )
+    parser.add_argument(
+        "--tlb",
+        metavar="MODEL",
+        help="predict for this TLB: ivybridge-ep, skylake, zen4 (default: the session's)",
+    )
+    parser.set_defaults(run=_hugepages)
+
+
+def _hugepages(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, hugepages
+    from ptat_parser import Trace
+
+    sizes = HUGE_PAGES[arguments.pages]
+    found = hugepages.predict(Trace(_load(arguments)), arguments.tlb, arguments.top, sizes)
+    if arguments.json:
+        print(json.dumps(found.as_dict()))
+    else:
+        console.show(hugepages.render(found))
+    return 0
+
+
+def _add_diff(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "diff", "compare two sessions")
+    parser.add_argument("before", metavar="BEFORE", type=_location, help="session directory")
+    parser.add_argument("after", metavar="AFTER", type=_location, help="session directory")
+    for side in ("before", "after"):
+        parser.add_argument(
+            f"--also-{side}",
+            metavar="DIR",
+            type=_location,
+            action="append",
+            default=[],
+            help=f"a further recording of {side.upper()}, to tell changes from chance; again for"
+            " each (default: none)",
+        )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=_positive,
+        default=10,
+        help="largest changes of each kind to list (default: 10)",
+    )
+    _add_json(parser)
+    parser.set_defaults(run=_diff)
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    import ptat_parser
+    from ptat_host import console, diff
+
+    before, after = (
+        [ptat_parser.open(directory) for directory in side]
+        for side in (
+            [arguments.before, *arguments.also_before],
+            [arguments.after, *arguments.also_after],
+        )
+    )
+    changes = diff.compare(before, after, arguments.top)
+    notes = diff.warnings(before, after)
+    if arguments.json:
+        print(json.dumps({"changes": [one.as_dict() for one in changes], "warnings": notes}))
+    else:
+        console.show(diff.render(changes, notes))
+    return 0
+
+
+def _add_overhead(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "overhead", "estimate what recording costs on real hardware")
+    _add_session(parser)
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        type=_duration,
+        help="time of an untraced run there, for the slowdown (default: none, only the time added)",
+    )
+    for name, about, default in (
+        ("uncached", "a read of memory that no cache may keep", 100.0),
+        ("cached", "a read of an entry by an untraced walk", 10.0),
+        ("store", "an uncached store", 100.0),
+        ("trap", "a page fault that counts a miss, as BadgerTrap's", 350.0),
+    ):
+        parser.add_argument(
+            f"--{name}-ns",
+            metavar="NS",
+            type=_duration,
+            default=default,
+            help=f"{about} (default: {default:g})",
+        )
+    _add_json(parser)
+    parser.set_defaults(run=_overhead)
+
+
+def _overhead(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, overhead
+
+    costs = overhead.Costs(
+        arguments.uncached_ns, arguments.cached_ns, arguments.store_ns, arguments.trap_ns
+    )
+    totals = _load(arguments).summary["totals"]
+    found = overhead.estimate(totals, costs, arguments.seconds)
+    if arguments.json:
+        print(json.dumps(found.as_dict() | {"costs": asdict(costs)}))
+    else:
+        console.show(overhead.render(found, costs))
+    return 0
+
+
+def _duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
 
 
 def _add_validate(commands: _Commands[_Parser]) -> None:

@@ -82,6 +82,7 @@ class Objects:
         self._index: dict[tuple[int, str, str, str], int] = {}
         self._blocks: list[set[Mapping]] = []
         self._modules: dict[int, tuple[list[int], list[tuple[str, int, int]]]] = {}
+        self._symbol_blocks: dict[tuple[int, int], Mapping] = {}
         self._wrappers = self._find_wrappers()
         self._cells()
         self._counts = np.zeros(self.object_of_cell.size, np.int64)
@@ -319,8 +320,12 @@ class Objects:
         module = self._symbols.modules[file]
         title = Path(file).name
         kind = "library" if ".so" in title else "binary"
-        if not what.prot & PROT_EXEC and (name := module.name_of(start - base, end - base)):
-            return self._add(tgid, comm, "static", name, title, what)
+        if not what.prot & PROT_EXEC and (symbol := module.symbol_of(start - base, end - base)):
+            name, address, size = symbol
+            block = self._symbol_blocks.setdefault(
+                (tgid, base + address), Mapping(name, start=base + address, bytes=size)
+            )
+            return self._add(tgid, comm, "static", name, title, block)
         section = module.section_of(start - base, end - base)
         return self._add(tgid, comm, kind, f"{title} {section}" if section else title, file, what)
 

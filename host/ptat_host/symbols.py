@@ -85,18 +85,18 @@ class Module:
                 return address + offset_bytes - offset
         return None
 
-    def name_of(self, start: int, end: int) -> str | None:
-        """The symbol that most of these addresses are of; None: more than half are of none."""
+    def symbol_of(self, start: int, end: int) -> tuple[str, int, int] | None:
+        """Name, address and size of what most of these addresses are; None: half have no name."""
         first = max(int(np.searchsorted(self.addresses, start, "right")) - 1, 0)
-        best, name = (end - start) // 2, None
+        best, found = (end - start) // 2, None
         for index in range(first, len(self.names)):
             address, size = int(self.addresses[index]), int(self.sizes[index])
             if address >= end:
                 break
             overlap = min(end, address + size) - max(start, address)
-            if overlap > best or (overlap == best and name is None):
-                best, name = overlap, self.names[index]
-        return name
+            if overlap > best or (overlap == best and found is None):
+                best, found = overlap, (self.names[index], address, size)
+        return found
 
     def section_of(self, start: int, end: int) -> str | None:
         """The section that has the most of these addresses."""

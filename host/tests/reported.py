@@ -2,11 +2,14 @@
 """A small session with results, for tests of what is shown of one."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+GOLDEN = Path(__file__).parent / "golden"
 
 # page, mm, tgid, comm, vaddr, page size, span, misses, faulted
 PAGES = [
@@ -135,3 +138,31 @@ def damage(session: Path) -> None:
     description["kernel"]["warnings"] = ["WARNING: CPU: 0 PID: 1 at mm/memory.c:1"]
     (session / "session.json").write_text(json.dumps(description))
     path.touch()
+
+
+def change(
+    session: Path, pages: list[dict], misses: list[tuple[int, int]], **values: object
+) -> None:
+    """Give the session other results."""
+    results = session / "results"
+    schema = pq.read_schema(results / "pages.parquet")
+    pq.write_table(pa.Table.from_pylist(pages, schema), results / "pages.parquet")
+    time, page = zip(*misses, strict=True) if misses else ((), ())
+    table = pa.table({"time": pa.array(time, pa.int64()), "page": pa.array(page, pa.uint32())})
+    pq.write_table(table, results / "misses" / "part-00000.parquet")
+    summary = json.loads((results / "summary.json").read_text())
+    summary["totals"] |= {"misses": len(misses), "pages": len(pages)}
+    write_summary(session, summary | values)
+
+
+def page_row(number: int, mm: int, vaddr: int, misses: int) -> dict:
+    row = {"page": number, "mm": mm, "tgid": mm, "comm": f"p{mm}", "vaddr": vaddr}
+    row |= {"page_size_bytes": 4096, "span": 1, "misses": misses, "faulted": 0}
+    return row | {"first_ns": 5, "last_ns": 9}
+
+
+def expect(name: str, text: str) -> None:
+    golden = GOLDEN / name
+    if os.environ.get("PTAT_ACCEPT_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()

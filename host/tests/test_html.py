@@ -6,11 +6,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
-from reported import damage, make_session, process, write_summary
+from reported import change, damage, make_session, page_row, process
 
 from ptat_host.cli import main
 
@@ -136,27 +134,6 @@ def test_losses_are_seen(browser, session):
     ):
         assert part in seen
     assert page.inner_text(".tile.bad b") == "1,503"
-
-
-def change(
-    session: Path, pages: list[dict], misses: list[tuple[int, int]], **values: object
-) -> None:
-    """Give the session other results."""
-    results = session / "results"
-    schema = pq.read_schema(results / "pages.parquet")
-    pq.write_table(pa.Table.from_pylist(pages, schema), results / "pages.parquet")
-    time, page = zip(*misses, strict=True) if misses else ((), ())
-    table = pa.table({"time": pa.array(time, pa.int64()), "page": pa.array(page, pa.uint32())})
-    pq.write_table(table, results / "misses" / "part-00000.parquet")
-    summary = json.loads((results / "summary.json").read_text())
-    summary["totals"] |= {"misses": len(misses), "pages": len(pages)}
-    write_summary(session, summary | values)
-
-
-def page_row(number: int, mm: int, vaddr: int, misses: int) -> dict:
-    row = {"page": number, "mm": mm, "tgid": mm, "comm": f"p{mm}", "vaddr": vaddr}
-    row |= {"page_size_bytes": 4096, "span": 1, "misses": misses, "faulted": 0}
-    return row | {"first_ns": 5, "last_ns": 9}
 
 
 def test_no_miss_at_all(browser, session):

@@ -208,7 +208,7 @@ def test_a_recorded_program(recorded):
     }
     for name, address in (("table", table), ("zero", zero)):
         page = (address + 4096) & -4096
-        assert module.name_of(page - base, page - base + 4096) == name
+        assert module.symbol_of(page - base, page - base + 4096) == (name, address - base, 1 << 20)
     assert module.section_of(table - base + 4096, table - base + 8192) == ".bss"
 
 

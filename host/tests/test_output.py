@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """What the commands print for a small session, word by word.
 
-``PTAT_ACCEPT_GOLDEN=1 pytest host/tests/test_output.py`` accepts the present output.
+``make golden`` accepts the present output.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from reported import PAGES, damage, make_session, write_summary
+from reported import PAGES, damage, expect, make_session, write_summary
 
 from ptat_host import cli, console, report, script, validate
 from ptat_host.cli import main
@@ -24,21 +24,12 @@ from ptat_parser import Misses, Results, Trace, Validation
 from ptat_parser.export import FORMATS
 from ptat_parser.session import Session
 
-GOLDEN = Path(__file__).parent / "golden"
-
 
 @pytest.fixture
 def session(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     make_session(Path("ptat-sessions/20261121T112233Z-gups"))
     return Path("ptat-sessions/20261121T112233Z-gups")
-
-
-def expect(name: str, text: str) -> None:
-    golden = GOLDEN / name
-    if os.environ.get("PTAT_ACCEPT_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
 
 
 def test_report(session, capsys):
@@ -276,6 +267,9 @@ def test_every_option_states_its_default():
         "parse",
         "report",
         "script",
+        "hugepages",
+        "diff",
+        "overhead",
         "validate",
         "check",
         "stat",

@@ -12,10 +12,11 @@
 #include <omp.h>
 
 static const char usage[] =
-	"usage: gups [--bytes SIZE] [--updates N] [--threads N] [--verify]\n"
+	"usage: gups [--bytes SIZE] [--updates N] [--threads N] [--verify] [--huge]\n"
 	"  --bytes SIZE   the table, a power of two (default: 64M)\n"
 	"  --updates N    a multiple of 128 (default: 4 for each 8-byte entry, as in HPCC)\n"
 	"  --threads N    1 to 128 (default: 1)\n"
+	"  --huge         the table in 2 MiB hugetlb pages (default: 4 KiB pages)\n"
 	"  --verify       undo the updates and count the entries that are wrong (default: no)\n"
 	"prints: gups first=ADDRESS bytes=N updates=N threads=N seconds=S gups=RATE\n"
 	"        and with --verify: gups checksum=N wrong=N\n";
@@ -97,12 +98,13 @@ int main(int argc, char **argv)
 		{ "updates", required_argument, NULL, 'u' },
 		{ "threads", required_argument, NULL, 't' },
 		{ "verify", no_argument, NULL, 'v' },
+		{ "huge", no_argument, NULL, 'H' },
 		{ "help", no_argument, NULL, 'h' },
 		{},
 	};
 	uint64_t bytes = 64UL << 20, updates = 0, entries;
 	unsigned int threads = 1;
-	bool verify = false;
+	bool verify = false, huge = false;
 	uint64_t *table;
 	double seconds;
 	int option;
@@ -121,6 +123,9 @@ int main(int argc, char **argv)
 		case 'v':
 			verify = true;
 			break;
+		case 'H':
+			huge = true;
+			break;
 		case 'h':
 			help(usage);
 		default:
@@ -137,7 +142,7 @@ int main(int argc, char **argv)
 	if (updates % LANES)
 		fail("--updates must be a multiple of %d", LANES);
 
-	table = map_pages(bytes, false);
+	table = map_pages(bytes, huge);
 	for (uint64_t i = 0; i < entries; i++)
 		table[i] = i;
 	omp_set_dynamic(0);
