@@ -5,10 +5,9 @@
 #include <generated/soc.h>
 #include <string.h>
 
-#define CYCLES_PER_MS (CONFIG_CLOCK_FREQUENCY / 1000)
-#define BLOCK_BYTES   8192
+#define CYCLES_PER_US (CONFIG_CLOCK_FREQUENCY / 1000000)
+#define CYCLES_PER_MS (CYCLES_PER_US * 1000)
 #define WORD_BYTES    8
-#define SAMPLE_MS     2
 #define SETTLE_MS     100
 #define UNKNOWN_COUNT PTAT_PROTO_ILLEGAL_KINDS /* after the kinds: to banks of unknown state */
 #define LATCH_CYCLES  1000 /* from a request to hold counters to their being held */
@@ -193,7 +192,7 @@ static struct bus_sample sample_bus(void *context)
 	link_gate_control_write(0);
 	board_forget_bus();
 	snooper_control_write(BIT(SNOOPER_CONTROL_RUN));
-	wait_cycles(SAMPLE_MS * CYCLES_PER_MS);
+	wait_cycles(CAPTURE_SAMPLE_US * CYCLES_PER_US);
 	snooper_control_write(0);
 	board_settle(SETTLE_MS);
 	latch_counters();
@@ -203,7 +202,6 @@ static struct bus_sample sample_bus(void *context)
 	return sample;
 }
 
-#ifdef CSR_CAPTURE_BASE
 static void set_delay(void *context, unsigned int pin, unsigned int tap)
 {
 	capture_pin_write(pin);
@@ -211,13 +209,6 @@ static void set_delay(void *context, unsigned int pin, unsigned int tap)
 	while (tap--)
 		capture_delay_write(BIT(CAPTURE_DELAY_UP));
 }
-#else
-#define CAPTURE_PINS 0
-#define CAPTURE_TAPS 1
-static void set_delay(void *context, unsigned int pin, unsigned int tap)
-{
-}
-#endif
 
 /* ---- Health ---- */
 
@@ -271,7 +262,7 @@ const struct hardware board_hardware = {
 	.set_trigger = set_trigger,
 	.set_sample = set_sample,
 	.set_window = set_window,
-	.table_slice_bits = 9, /* SLICE_BITS of ptat_gateware/address.py */
+	.table_slice_bits = ADDRESS_SLICE_BITS,
 	.set_mapped = set_mapped,
 	.set_table = set_table,
 	.set_remap = set_remap,

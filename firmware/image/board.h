@@ -10,9 +10,6 @@ extern const struct hardware board_hardware;
 
 void board_identify(struct ptat_proto_identity *identity);
 
-/* A hang of more than this ends a recording and restarts the firmware. */
-#define WATCHDOG_MS 1000
-
 void board_watchdog_start(void);
 void board_watchdog_feed(void);
 /* The firmware runs because it hung before. */

@@ -29,6 +29,7 @@ from litex.soc.integration.soc_core import SoCCore
 from litex.soc.interconnect.csr import CSRStatus
 from migen import If, Signal
 
+from ptat_gateware.address import SLICE_BITS
 from ptat_gateware.buffer import Buffer
 from ptat_gateware.link.ft601 import FT601Link, FT601Pins
 from ptat_gateware.link.store import CHUNK_BYTES, ChunkStore
@@ -115,6 +116,11 @@ class CaptureSoC(SoCCore):
     ``self.crg`` must be there before. The ROM is filled by `ptat_gateware.firmware`.
     """
 
+    watchdog_ms = 1000
+    """A hang of more than this ends a recording and restarts the firmware."""
+    delay_sample_us = 2000
+    """For so long calibration watches the bus at each delay."""
+
     def __init__(
         self, platform: Any, sys_clock_hz: int, identity: Identity, **options: Any
     ) -> None:
@@ -133,6 +139,7 @@ class CaptureSoC(SoCCore):
         )
         self.identity = IdentityRegisters(identity)
 
+        self.add_constant("WATCHDOG_MS", self.watchdog_ms)
         # Ends the recording at once, and gives the CPU one pulse of reset, long enough for it.
         self.watchdog = watchdog = Watchdog()
         expired = Signal()
@@ -209,6 +216,8 @@ class CaptureSoC(SoCCore):
             snooper.source.connect(self.link.sink),
         ]
         self.add_constant("BUFFER_DRAM_BYTES", self._dram_bytes)
+        self.add_constant("BLOCK_BYTES", wire.BLOCK_BYTES)
+        self.add_constant("ADDRESS_SLICE_BITS", SLICE_BITS)
 
     def add_capture(self, capture: Any, delay_taps: int, aux: Any) -> None:
         """Snoop on what ``capture`` sees; ``aux`` are the pins ``sync`` and ``trigger``.
@@ -217,6 +226,7 @@ class CaptureSoC(SoCCore):
         """
         self.add_constant("CAPTURE_PINS", len(capture.words))
         self.add_constant("CAPTURE_TAPS", delay_taps)
+        self.add_constant("CAPTURE_SAMPLE_US", self.delay_sample_us)
         self.add_snooper(
             capture.commands, capture.stopped, sync_pulse=aux.sync, trigger_pin=aux.trigger
         )

@@ -116,6 +116,10 @@ class Device:
         """Bytes for its UART."""
         self._say(f"uart {data.hex()}")
 
+    def hang(self, hangs: bool) -> None:
+        """Let its CPU stand still; afterwards it starts from the beginning."""
+        self._say(f"hang {int(hangs)}")
+
     def _say(self, line: str) -> None:
         assert self._process.stdin
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The whole device in simulation: a memory controller's commands, the SoC with firmware, a link.
 
-    harness ──requests──► LiteDRAM controller ──commands──► CaptureSoC ──► link ──► harness
-            ◄── UART ──────────────────────────────────────────┘
+    harness ──requests──► LiteDRAM controller ──► pins ──► CaptureSoC ──► link ──► harness
+            ◄── UART ─────────────────────────────────────────┘
 
 The buffer's DRAM is a model of a small SDRAM behind LiteDRAM's real controller.
 
@@ -17,6 +17,7 @@ import logging
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,21 @@ from liteeth.common import convert_ip
 from liteeth.phy.model import LiteEthPHYModel
 from litex.build.generic_platform import Pins, Subsignal
 from litex.build.sim import SimPlatform
-from migen import ClockDomainsRenamer
+from migen import Cat, ClockDomainsRenamer, If, Mux, Signal
 
 import ptat_gateware
 from ptat_gateware import firmware
 from ptat_gateware.cache import cached, digest
+from ptat_gateware.layouts import ddr3_command_layout
 from ptat_gateware.link.udp import UDP_PORT
 from ptat_gateware.sim import build
 from ptat_gateware.sim.geometry import DRAM_CLOCK_HZ
 from ptat_gateware.sim.top import Clocks, Controller, clock_io, controller_io
-from ptat_gateware.soc import CaptureSoC, Identity
+from ptat_gateware.snoop.capture import Capture
+from ptat_gateware.soc import RANKS, CaptureSoC, Identity
 from ptat_parser import wire
 
 SYS_CLOCK_HZ = 100_000_000
-RANKS = 2
 GIT_HASH = bytes(range(1, 21))
 """Of no commit: a simulation is not built again after each."""
 
@@ -68,11 +70,60 @@ IO: list[Any] = [
             for name, bits in (("valid", 1), ("ready", 1), ("data", 8))
         ),
     ),
+    ("hang", 0, Pins(1)),
+    ("aux", 0, Subsignal("sync", Pins(1)), Subsignal("trigger", Pins(1))),
 ]
 
 
+class DelayedPins(Capture):
+    """A capture whose pins are skewed, and that has a delay line at each.
+
+    A pin is seen right while its delay is in its eye, and otherwise one CK late. Delays begin where
+    all eyes are open.
+    """
+
+    taps = 8
+    eye_taps = 4
+    start_tap = 4
+
+    @classmethod
+    def first_tap(cls, pin: int) -> int:
+        """Where a pin's eye begins."""
+        return 1 + pin % 3
+
+    def __init__(self, commands: Sequence[Any]) -> None:
+        layout = ddr3_command_layout(RANKS)
+        Capture.__init__(self, layout, len(commands))
+
+        # # #
+
+        phases = [Cat(*(getattr(command, name) for name, _ in layout)) for command in commands]
+        self.comb += self.locked.eq(1)
+        for pin, word in enumerate(self.words):
+            now, last = Signal(len(phases)), Signal()
+            tap, good = Signal(max=self.taps, reset=self.start_tap), Signal(reset=1)
+            first = self.first_tap(pin)
+            self.comb += [
+                now.eq(Cat(*(levels[pin] for levels in phases))),
+                word.eq(Mux(good, now, Cat(last, now[:-1]))),
+            ]
+            self.sync.snoop += last.eq(now[-1])
+            self.sync += [
+                good.eq((tap >= first) & (tap < first + self.eye_taps)),
+                If(self.load[pin], tap.eq(0)).Elif(
+                    self.move[pin], If(self.down, tap.eq(tap - 1)).Else(tap.eq(tap + 1))
+                ),
+            ]
+
+
 class SimulatedSoC(CaptureSoC):
-    """A device on the bus of a simulated controller."""
+    """A device on the bus of a simulated controller. While the pin ``hang`` is high, its CPU does.
+
+    Its firmware's patience is short: a second takes minutes.
+    """
+
+    watchdog_ms = 20
+    delay_sample_us = 50
 
     def __init__(self) -> None:
         platform = SimPlatform("SIM", IO)
@@ -90,7 +141,9 @@ class SimulatedSoC(CaptureSoC):
 
         self.controller = controller = ClockDomainsRenamer("snoop")(Controller(RANKS))
         self.comb += controller.connect(platform, 0)
-        self.add_snooper(controller.commands, 0, ranks=RANKS)
+        self.capture = capture = DelayedPins(controller.commands)
+        self.add_capture(capture, DelayedPins.taps, platform.request("aux"))
+        self.comb += If(platform.request("hang"), self.cpu.reset.eq(1))
         self.comb += self.snooper.advance.eq(platform.request("advance"))
 
 

@@ -14,6 +14,7 @@
  *   timed FILE TIMES GAP     timed TICKS   requests as harness.cpp takes them; their times count
  *                                          from TICKS on. Said when the last is served
  *   uart HEX                 -             bytes for the UART
+ *   hang 0|1                 -             the CPU stands still; it starts from the beginning
  *   end                      end CLOCKS    that were simulated; also the end of the input
  *
  * Exit code 2 and one line on stderr where a command or a file is wrong, 1 where the device does
@@ -333,6 +334,7 @@ class Machine
 		std::istringstream words(line);
 		std::string command, path, times, hex;
 		uint64_t gap_ticks;
+		bool hangs;
 
 		words >> command;
 		if (command == "timed" && words >> path >> times >> gap_ticks && !timing_) {
@@ -346,6 +348,8 @@ class Machine
 			for (size_t i = 0; i + 1 < hex.size(); i += 2)
 				serial_.push_back(
 					std::strtoul(hex.substr(i, 2).c_str(), nullptr, 16));
+		} else if (command == "hang" && words >> hangs) {
+			top_->hang = hangs;
 		} else {
 			die(2, "no command: %s", line.c_str());
 		}
