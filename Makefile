@@ -4,7 +4,7 @@
 PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
-.PHONY: help demo test lint setup packages packages-gateware packages-firmware packages-browser \
+.PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser \
 	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards bitstream registers mutate-gateware fresh golden clean
 
@@ -69,13 +69,19 @@ lint: packages .venv/ready
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
 
+# Place and route is one long process of low priority, beside tests that are mostly one, too.
 test: setup .venv/gateware-ready packages-firmware packages-browser lint
+	$(MAKE) --jobs=2 --keep-going test-suite test-bitstream
+
+test-bitstream:
+	nice -n 19 $(PYTHON) -m ptat_gateware.bitstream --known-size
+
+test-suite:
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 	$(PYTHON) -m ptat_testbed.sim_soc
-	$(PYTHON) -m ptat_gateware.bitstream --known-size
 
 # Accepts what the reports print now as what they are to print; look at the difference.
 golden: .venv/ready
@@ -107,7 +113,7 @@ bench-parser: .venv/ready
 faults: .venv/ready
 	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))
 
-bitstream: .venv/gateware-ready
+bitstream: .venv/gateware-ready packages-firmware
 	@$(PYTHON) -m ptat_gateware.bitstream
 
 registers: .venv/gateware-ready
