@@ -43,6 +43,7 @@ from litex.soc.integration.builder import Builder
 
 from ptat_gateware import firmware
 from ptat_gateware.cache import cache_root, cached, digest
+from ptat_gateware.sim.verilog import with_contents
 from ptat_gateware.soc import source_hash
 from ptat_gateware.targets.acorn import Acorn
 from ptat_gateware.targets.bare import Bare
@@ -219,7 +220,8 @@ def generate_bare(directory: Path) -> None:
     """Write the Verilog of the snooper alone."""
     bare = Bare()
     overrides = lattice_ecp5_trellis_special_overrides
-    convert(bare, bare.pins, name=BARE, special_overrides=overrides).write(f"{directory}/{BARE}.v")
+    verilog = convert(bare, bare.pins, name=BARE, special_overrides=overrides)
+    (directory / f"{BARE}.v").write_text(with_contents(verilog))
     (directory / f"{BARE}.ys").write_text(
         f"read_verilog {BARE}.v\nsynth_ecp5 {SYNTHESIS} -top {BARE}\nwrite_json {BARE}.json\n"
     )

@@ -15,7 +15,19 @@ from typing import Any
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRStatus, CSRStorage
-from migen import Array, Case, Cat, ClockDomainsRenamer, Constant, If, Mux, Signal, log2_int
+from migen import (
+    READ_FIRST,
+    Array,
+    Case,
+    Cat,
+    ClockDomainsRenamer,
+    Constant,
+    If,
+    Memory,
+    Mux,
+    Signal,
+    log2_int,
+)
 from migen.genlib.fsm import FSM, NextState
 
 from ptat_gateware.filter import SAMPLE_BITS
@@ -363,10 +375,19 @@ def crc_next(state: Any, data: Any) -> list[Any]:
     ]
 
 
+def crc_table(byte: int, bits: int) -> list[int]:
+    """What byte number ``byte`` of ``bits`` of data contributes to the CRC after them, by value.
+
+    The CRC is the XOR of what all bytes contribute, the state first added to the first 32 bits.
+    """
+    return [_crc_after(0, value << 8 * byte, bits) for value in range(256)]
+
+
 class Seal(LiteXModule):
     """Puts the CRC into the check word of each block that passes.
 
-    ``bits_per_clock`` (32 or 64) of a word are taken in a clock: half the logic, or twice the rate.
+    ``bits_per_clock`` (32 or 64) of a word are taken in a clock: a block RAM for each 8 of them.
+    The tables' other halves hold what the CRC starts with.
     """
 
     def __init__(self, bits_per_clock: int = 32) -> None:
@@ -376,34 +397,45 @@ class Seal(LiteXModule):
         # # #
 
         index = Signal(max=wire.BLOCK_WORDS)
-        crc = Signal(CRC_BITS, reset=CRC_ONES)
         check = Signal()
         whole = Signal()  # this clock takes the last part of the word
+        reset = Signal(reset=1)  # the tables' outputs have no value yet
         part = sink.data
         if bits_per_clock < WORD_BITS:
             part = Mux(whole, sink.data[bits_per_clock:], sink.data[:bits_per_clock])
-            self.sync += If(sink.valid & (~whole | source.ready), whole.eq(~whole))
+            self.sync += If(sink.valid & ~reset & (~whole | source.ready), whole.eq(~whole))
         else:
             self.comb += whole.eq(1)
+        crc = Signal(CRC_BITS)
+        data = Signal(bits_per_clock)
+        step = Signal()
+        contributions = []
+        for byte in range(bits_per_clock // 8):
+            start = CRC_ONES if byte == 0 else 0
+            table = Memory(CRC_BITS, 512, init=crc_table(byte, bits_per_clock) + 256 * [start])
+            port = table.get_port(has_re=True, mode=READ_FIRST)
+            self.specials += table, port
+            self.comb += [
+                port.adr.eq(Cat(data[8 * byte : 8 * byte + 8], check | reset)),
+                port.re.eq(step),
+            ]
+            contributions.append(port.dat_r)
         self.comb += [
-            source.valid.eq(sink.valid & whole),
+            crc.eq(reduce(xor, contributions)),
+            data.eq(part ^ crc),
+            step.eq(reset | sink.valid & Mux(whole, source.ready, ~check)),
+            source.valid.eq(sink.valid & whole & ~reset),
             source.data.eq(sink.data),
             source.last.eq(check),
             If(check, source.data[:CRC_BITS].eq(~crc)),
-            sink.ready.eq(source.ready & whole),
+            sink.ready.eq(source.ready & whole & ~reset),
         ]
-        data = Signal(bits_per_clock)
-        self.comb += data.eq(part)
         self.sync += [
-            If(
-                sink.valid & ~check & (source.ready | ~whole),
-                crc.eq(Cat(*crc_next(crc, data))),
-            ),
+            reset.eq(0),
             If(
                 sink.valid & sink.ready,
                 index.eq(index + 1),
                 check.eq(index == wire.WORD_CHECK - 1),
-                If(check, crc.eq(CRC_ONES)),
             ),
         ]
 

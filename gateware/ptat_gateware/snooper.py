@@ -19,8 +19,6 @@ frame included, it must be 1,024 / 1,021 of CK / 4.
 from __future__ import annotations
 
 import itertools
-from functools import reduce
-from operator import add
 from typing import Any
 
 from litex.gen import LiteXModule
@@ -33,10 +31,9 @@ from ptat_gateware.buffer import Buffer, CrossingFIFO, LaneSerializer
 from ptat_gateware.filter import BY_WATCHDOG, Trigger, WindowFilter
 from ptat_gateware.layouts import Illegal
 from ptat_gateware.pack import WORD_BITS, Encoder, Packer
+from ptat_gateware.snoop.decoder import ACCESS_COUNT, COUNTER_BITS, MATCHED_COUNT
 from ptat_gateware.stamp import Stamp
 from ptat_parser import wire
-
-COUNTER_BITS = 40
 
 
 class Snooper(LiteXModule):
@@ -157,6 +154,7 @@ class Snooper(LiteXModule):
             encoder.flush.eq(flush.o),
             latch.i.eq(self._control.fields.latch),
             decoder.clear.eq(encoder.starting),
+            Cat(*decoder.matched).eq(Cat(*(sink.valid for sink in encoder.sinks))),
             If(decoder.illegal.valid, errors.eq(decoder.illegal.code)),
             encoder.errors.eq(Cat(errors, address.unmapped)),
             encoder.room.eq(fifo.room),
@@ -179,20 +177,17 @@ class Snooper(LiteXModule):
 
         # Counters -----------------------------------------------------------------------------
 
-        # They count in domain snoop; `latch` holds them still for the slower reader.
-        step = Signal(max=lanes + 1)
-        self.sync.snoop += step.eq(reduce(add, [source.valid for source in decoder.sources]))
-        for status, increment in (
-            (self._accesses, step),
-            (self._matched, encoder.matched),
-        ):
-            count, held = Signal(COUNTER_BITS), Signal(COUNTER_BITS)
+        # `latch` holds them still for the slower reader: first those that matched, so that there
+        # are never more of them than there are accesses.
+        counters, wanted = decoder.counters, latch.o
+        for status, number in ((self._matched, MATCHED_COUNT), (self._accesses, ACCESS_COUNT)):
+            taking, now, held = Signal(), Signal(), Signal(COUNTER_BITS)
+            self.comb += [now.eq(taking & (counters.number == number)), status.status.eq(held)]
             self.sync.snoop += [
-                count.eq(count + increment),
-                If(encoder.starting, count.eq(0)),
-                If(latch.o, held.eq(count)),
+                If(now, taking.eq(0), held.eq(counters.count)),
+                If(wanted, taking.eq(1)),
             ]
-            self.comb += status.status.eq(held)
+            wanted = now
         self.comb += [
             self._wire_version.status.eq(wire.VERSION),
             self._phases.status.eq(decoder.phases),

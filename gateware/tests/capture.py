@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
-from migen import Signal
+from migen import Constant, Signal
 from verilated import Bench, Registers
 
 from ptat_gateware.address import SLICE_BITS, SLICES
 from ptat_gateware.buffer import Buffer
+from ptat_gateware.counters import Count, CounterBank
 from ptat_gateware.layouts import COLUMN_BITS, ROW_BITS, coordinate_layout, illegal_layout, lanes
+from ptat_gateware.snoop.decoder import COUNTER_BITS, MATCHED_COUNT
 from ptat_gateware.snooper import Snooper
 from ptat_parser import wire
 from ptat_parser.blocks import BusReader, Lost, MarkRecord
@@ -35,6 +37,17 @@ class PlayedDecoder(LiteXModule):
         self.sources = [stream.Endpoint(coordinate_layout) for _ in range(lanes(phases))]
         self.illegal = stream.Endpoint(illegal_layout)
         self.clear = Signal()
+        self.matched = [Signal() for _ in self.sources]
+        nothing = Count([Constant(0)])
+        self.counters = CounterBank(
+            [
+                *[nothing] * MATCHED_COUNT,
+                Count(self.matched),
+                Count([source.valid for source in self.sources]),
+            ],
+            COUNTER_BITS,
+        )
+        self.comb += self.counters.clear.eq(self.clear)
 
 
 class Top(LiteXModule):
@@ -239,7 +252,7 @@ class Board:
     def counters(self, ready: Any = 1) -> dict[str, int]:
         """All counters, latched now."""
         self.control(self.running, latch=1, ready=ready)
-        self.run(16 * self.slow, ready=ready)
+        self.run(48 * self.slow, ready=ready)
         names = {
             "accesses": "accesses",
             "matched": "matched",

@@ -172,10 +172,31 @@ FAULTS = [
     ),
     Fault(
         "counters not cleared",
-        "snoop/decoder.py",
-        "If(self.clear, self.count.eq(0)),",
-        "",
+        "counters.py",
+        "index.eq(0), clearing.eq(1)),",
+        "index.eq(0)),",
         RESTART,
+    ),
+    Fault(
+        "events lost when their count has its turn",
+        "counters.py",
+        "Mux(turn[number], 0, total) + increment",
+        "Mux(turn[number], 0, total + increment)",
+        DDR3,
+    ),
+    Fault(
+        "count shown for another's",
+        "snoop/decoder.py",
+        "counters.number == select.storage",
+        "counters.number == select.storage + 1",
+        DDR3,
+    ),
+    Fault(
+        "old count shown as the one asked for",
+        "snoop/decoder.py",
+        "answered & ~asking & ~select.re",
+        "1",
+        DDR3,
     ),
     Fault(
         "banks not forgotten",
@@ -236,14 +257,8 @@ FAULTS = [
         "test_snooper.py::test_sampling_is_marked_and_spares_exact_windows",
     ),
     # Words and blocks
-    Fault(
-        "CRC seed wrong",
-        "pack.py",
-        "Signal(CRC_BITS, reset=CRC_ONES)",
-        "Signal(CRC_BITS)",
-        BLOCKS,
-    ),
-    Fault("CRC not restarted", "pack.py", "If(check, crc.eq(CRC_ONES)),", "", BLOCKS),
+    Fault("CRC seed wrong", "pack.py", "CRC_ONES if byte == 0 else 0", "0", BLOCKS),
+    Fault("CRC not restarted", "pack.py", "check | reset)", "reset)", BLOCKS),
     Fault(
         "sequence stuck",
         "pack.py",

@@ -2,6 +2,7 @@
 """Packer and seal alone: any words at any pace become blocks that the parser accepts."""
 
 import functools
+import operator
 import zlib
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from litex.gen import LiteXModule
 from verilated import Bench, Registers, needs_verilator
 
-from ptat_gateware.pack import CRC_ONES, Packer, Seal, crc_next
+from ptat_gateware.pack import CRC_ONES, Packer, Seal, crc_next, crc_table
 from ptat_parser import wire
 
 
@@ -36,6 +37,19 @@ def test_crc_is_zlibs(bits, data):
         state = crc_next(state, [Bit(word >> i & 1) for i in range(bits)])
     value = sum(bit.value << i for i, bit in enumerate(state))
     assert value ^ CRC_ONES == zlib.crc32(data)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@settings(deadline=None)
+@given(data=st.binary(min_size=8, max_size=64).filter(lambda data: len(data) % 8 == 0))
+def test_crc_by_tables_is_zlibs(bits, data):
+    tables = [crc_table(byte, bits) for byte in range(bits // 8)]
+    crc = CRC_ONES
+    for at in range(0, len(data), bits // 8):
+        word = int.from_bytes(data[at : at + bits // 8], "little") ^ crc
+        parts = zip(tables, word.to_bytes(bits // 8, "little"), strict=True)
+        crc = functools.reduce(operator.xor, (table[value] for table, value in parts))
+    assert crc ^ CRC_ONES == zlib.crc32(data)
 
 
 class Top(LiteXModule):

@@ -23,6 +23,7 @@ from migen import ClockDomain, Signal
 from migen.fhdl import verilog
 
 from ptat_gateware.cache import cached, digest
+from ptat_gateware.sim.verilog import with_contents
 
 needs_verilator = pytest.mark.skipif(
     shutil.which("verilator") is None or shutil.which("g++") is None,
@@ -116,13 +117,11 @@ class Bench:
             "@FALL@": lines("top->{name} = 0;", clock_pins),
         }.items():
             code = code.replace(key, text)
-        source = str(converted)
+        source = with_contents(converted)
 
         def build(directory: Path) -> None:
             (directory / "top.v").write_text(source)
             (directory / "harness.cpp").write_text(code)
-            for file, content in converted.data_files.items():
-                (directory / file).write_text(content)
             verilator = [
                 "verilator",
                 "--cc",

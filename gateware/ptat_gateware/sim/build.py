@@ -111,7 +111,10 @@ def verilate(
 
 def _key(channels: int, ranks: int) -> str:
     package = Path(ptat_gateware.__file__).parent
-    ours = [HARNESS.with_name(name) for name in ("build.py", "bus.h", "geometry.py", "top.py")]
+    ours = [
+        HARNESS.with_name(name)
+        for name in ("build.py", "bus.h", "geometry.py", "top.py", "verilog.py")
+    ]
     cores = sorted([*package.glob("*.py"), *package.glob("snoop/*.py")])
     sources = [*cores, *ours, HARNESS, Path(wire.__file__)]
     options = repr((channels, ranks))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from ptat_gateware.sim.geometry import (
     PHASES,
     RANK_BITS,
 )
+from ptat_gateware.sim.verilog import with_contents
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snooper import Snooper
 
@@ -258,12 +258,8 @@ def generate(directory: Path, channels: int, ranks: int) -> None:
     """Write the Verilog and the map of the CSRs."""
     soc = SimSoC(channels, ranks)
     soc.finalize()
-    here = Path.cwd()
-    os.chdir(directory)  # where contents of memories go
-    try:
-        soc.platform.get_verilog(soc, name="top").write("top.v")
-    finally:
-        os.chdir(here)
+    verilog = soc.platform.get_verilog(soc, name="top")
+    (directory / "top.v").write_text(with_contents(verilog))
     registers = json.loads(get_csr_json(soc.csr_regions, soc.constants, soc.mem_regions))
     (directory / "csr.json").write_text(json.dumps(registers["csr_registers"], indent=1) + "\n")
 

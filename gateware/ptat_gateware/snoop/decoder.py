@@ -40,15 +40,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import reduce
-from operator import add, or_
+from operator import or_
 from typing import Any, ClassVar
 
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
 from migen import Array, C, Case, Cat, If, Memory, Mux, Record, Signal
-from migen.genlib.cdc import BusSynchronizer, MultiReg
+from migen.genlib.cdc import MultiReg
 
+from ptat_gateware.counters import Count, CounterBank
 from ptat_gateware.layouts import (
     PHASES_PER_LANE,
     Illegal,
@@ -80,8 +81,13 @@ T_RCD_BITS = 5
 # ACTs are remembered for as many steps of 4 CK as the longest tRCD may reach back.
 HISTORY_STEPS = 2**T_RCD_BITS // PHASES_PER_LANE
 
-ILLEGAL_COUNT_BITS = 16
-COUNT_BITS = 28
+# Counts, by number: those of illegal commands by kind, then these.
+UNKNOWN_COUNT = len(Illegal)  # column commands to banks of unknown state
+MATCHED_COUNT = UNKNOWN_COUNT + 1
+ACCESS_COUNT = MATCHED_COUNT + 1
+COUNTER_BITS = 40
+COUNT_BITS = 28  # of illegal commands, and of UNKNOWN_COUNT
+NO_COUNT = 15
 
 
 def _any(signals: Iterable[Any]) -> Any:
@@ -90,25 +96,6 @@ def _any(signals: Iterable[Any]) -> Any:
 
 def _chosen(one_hot: Any, values: Iterable[Any]) -> Any:
     return _any(Mux(hit, value, 0) for hit, value in zip(one_hot, values, strict=True))
-
-
-class SaturatingCounter(LiteXModule):
-    """Adds ``increment`` each clock, one clock late, and stays at its maximum."""
-
-    def __init__(self, increment: Any, bits: int) -> None:
-        self.clear = Signal()
-        self.count = Signal(bits)
-
-        # # #
-
-        pending = Signal(len(increment))
-        total = Signal(bits + 1)
-        self.comb += total.eq(self.count + pending)
-        self.sync.snoop += [
-            pending.eq(increment),
-            self.count.eq(Mux(total[-1], 2**bits - 1, total)),
-            If(self.clear, self.count.eq(0)),
-        ]
 
 
 class CommandDecoder(LiteXModule):
@@ -146,6 +133,7 @@ class CommandDecoder(LiteXModule):
 
         self.forget = Signal()  # every bank becomes unknown: what comes is not a continuation
         self.clear = Signal()  # the counters
+        self.matched = [Signal() for _ in self.sources]  # accesses of which to count, too
 
         self._protocol = CSRStorage(
             description="What the memory controller was set up to. Change it only while nothing is"
@@ -180,20 +168,25 @@ class CommandDecoder(LiteXModule):
             4,
             description="Which count the next register shows: "
             + ", ".join(f"{kind.value} {kind.name}" for kind in Illegal)
-            + f" (illegal commands by kind), {len(Illegal)} (RD and WR to banks whose state is"
-            " unknown, which are no accesses).",
+            + f" (illegal commands by kind), {UNKNOWN_COUNT} (RD and WR to banks whose state is"
+            " unknown, which are no accesses). Each write has the count read again.",
         )
         self._count = CSRStatus(
-            description="The selected count since recording started; stays at its maximum.",
+            description="The selected count since recording started, as it was soon after it was"
+            " selected.",
             fields=[
-                CSRField("count", size=COUNT_BITS, description="How many."),
-                CSRField("kind", size=4, description="Whose count it is."),
+                CSRField(
+                    "count",
+                    size=COUNT_BITS,
+                    description="How many. Stays where it is from half of its range on.",
+                ),
+                CSRField(
+                    "kind",
+                    size=4,
+                    description=f"Whose count it is; {NO_COUNT}: of none, it is still on its way.",
+                ),
             ],
         )
-
-        # Counts of each kind of illegal command, and of column commands to an unknown bank.
-        self.illegal_counts: dict[Illegal, Any] = {}
-        self.unknown_count: Any
 
         # # #
 
@@ -365,30 +358,52 @@ class CommandDecoder(LiteXModule):
         seen = []
         for kind in Illegal:
             strobes, clocks = events[kind]
-            self.illegal_counts[kind] = self._counter(strobes, ILLEGAL_COUNT_BITS)
             happened = _any(strobes)
             for _ in range(clocks + 1):
                 happened = self._delayed(happened)
             seen.append(happened)
-        self.unknown_count = self._counter(unknown, COUNT_BITS)
         self.comb += [
             self.illegal.valid.eq(_any(seen)),
             self.illegal.code.eq(Cat(*seen)),
         ]
 
-        # CSRs ---------------------------------------------------------------------------------
+        # Counts -------------------------------------------------------------------------------
 
-        select, shown = Signal(4), Signal(COUNT_BITS + 4)
-        counts = [self.illegal_counts[kind] for kind in Illegal] + [self.unknown_count]
-        self.specials += MultiReg(self._count_select.storage, select, "snoop")
-        self.sync.snoop += [
-            shown[:COUNT_BITS].eq(Array(counts)[select]),
-            shown[COUNT_BITS:].eq(select),
+        stops = COUNT_BITS - 1
+        self.counters = counters = CounterBank(
+            [
+                *(Count(events[kind][0], stops) for kind in Illegal),
+                Count(unknown, stops),
+                Count(self.matched),
+                Count([source.valid for source in self.sources]),
+            ],
+            COUNTER_BITS,
+        )
+        self.comb += counters.clear.eq(self.clear)
+
+        # A write to `select` asks for its count, by a level that changes; the answer is given with
+        # the same level and stands still. Another write meanwhile is another question, asked then.
+        select, asking = self._count_select, Signal(reset=1)
+        question, question_here, answer, answer_there = (Signal() for _ in range(4))
+        answered = question == answer_there
+        shown = Signal(COUNT_BITS)
+        self.specials += [
+            MultiReg(question, question_here, "snoop"),
+            MultiReg(answer, answer_there, "sys"),
         ]
-        self.count_crossing = BusSynchronizer(COUNT_BITS + 4, "snoop", "sys")
+        self.sync += [
+            If(asking & answered, asking.eq(0), question.eq(~question)),
+            If(select.re, asking.eq(1)),
+        ]
+        self.sync.snoop += If(
+            (question_here != answer) & (counters.number == select.storage),
+            answer.eq(question_here),
+            shown.eq(counters.count),
+        )
         self.comb += [
-            self.count_crossing.i.eq(shown),
-            Cat(self._count.fields.count, self._count.fields.kind).eq(self.count_crossing.o),
+            self._count.fields.count.eq(shown),
+            self._count.fields.kind.eq(NO_COUNT),
+            If(answered & ~asking & ~select.re, self._count.fields.kind.eq(select.storage)),
         ]
 
     # Steps ------------------------------------------------------------------------------------
@@ -410,12 +425,6 @@ class CommandDecoder(LiteXModule):
         result = Signal(len(pins))
         self.comb += result.eq(Mux(mirrored, Cat(*(pins[index] for index in order)), pins))
         return result
-
-    def _counter(self, strobes: list[Any], bits: int) -> Any:
-        counter = SaturatingCounter(reduce(add, strobes), bits)
-        self.submodules += counter
-        self.comb += counter.clear.eq(self.clear)
-        return counter.count
 
     def _classified(self) -> list[Any]:
         cke_before = Signal(self.ranks, reset=2**self.ranks - 1)
