@@ -7,13 +7,16 @@ The capture is `capture_model`'s, read from the page cache. Each figure is recor
 in a process of its own:
 
 * streaming: a plain sum of the capture's words, the most that memory and kernel allow
+* bound: the least that counting by page takes: read each word, look its table up, add 1 to one of
+  its counters; no check, no time, no order
 * counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
   a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
 
 All are one core's, by the CPU time that they take, which on a machine with nothing else to do is
 the time that passes; but workers_2, ``ptat parse --workers 2``, is by the latter. `elapsed_s` has
-that of all. The counts of all must be the same.
+that of all. The counts of all must be the same. `start_s` is how long a Python takes from its start
+to the results of a capture of 100,000 records, when what numba compiles is in its cache.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,11 +37,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import kernel_log, parse
+from ptat_parser import blocks, kernel_log, parse, wire
 from ptat_parser.blocks import BusReader
+from ptat_parser.jit import Integer, jit
 from ptat_parser.session import Session
 
 U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
 
 JOIN_RECORDS = 5_000_000
 """The joins get so many reads at most: they hold all of them, several times."""
@@ -54,6 +60,27 @@ def streaming(path: Path) -> int:
             total += int(buffer[: size // 8].sum())
             words += size // 8
     return words
+
+
+@jit
+def _count(words: U64, base: Integer, first_slots: npt.NDArray[np.uint32], counts: U32) -> None:
+    for block in words:
+        for word in block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK]:
+            place = min((word & blocks.ACCESS_ADDRESS_MASK) - base, first_slots.size * 512 - 1)
+            slot = np.uint64(first_slots[place >> np.uint64(9)]) + (place & np.uint64(511))
+            counts[slot] += np.uint32(1)
+
+
+def bound(path: Path) -> int:
+    """Count the words of each slot, with nothing else done; return how many there are."""
+    region = Session(path).region
+    first_slots = np.arange(0, region.size_bytes // 8, 512, dtype=np.uint32)
+    counts = np.zeros(region.size_bytes // 8, np.uint32)
+    buffer = np.empty((STREAM_BYTES // 8192, wire.BLOCK_WORDS), np.uint64)
+    with (path / "bus.0.raw").open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            _count(buffer[: size // 8192], np.uint64(region.base // 8), first_slots, counts)
+    return int(counts.sum())
 
 
 def counts_only(path: Path) -> int:
@@ -194,12 +221,14 @@ def measure(what: str, path: Path) -> dict[str, Any]:
     else:
         parses = {
             "streaming": streaming,
+            "bound": bound,
             "counts_only": counts_only,
             "to_parquet": to_parquet,
             "workers_2": workers_2,
         }
         if what != "streaming":
             parses[what](path)  # compiles, or loads what was compiled before
+            shutil.rmtree(path / "results", ignore_errors=True)
         cpu, elapsed, records = timed(lambda: parses[what](path))
         if what == "to_parquet":
             files = list((path / "results" / "misses").iterdir())
@@ -214,6 +243,7 @@ def measure(what: str, path: Path) -> dict[str, Any]:
 
 FIGURES = (
     "streaming",
+    "bound",
     "counts_only",
     "to_parquet",
     "workers_2",
@@ -223,8 +253,16 @@ FIGURES = (
 )
 
 
-def run(path: Path) -> dict[str, Any]:
-    """All figures of a session."""
+def start_s(small: Path) -> float:
+    """Seconds from the start of a Python to the results of a session."""
+    program = "import sys, pathlib, ptat_parser; ptat_parser.parse(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(small)]
+    _, elapsed, _ = timed(lambda: subprocess.run(command, check=True))
+    return round(elapsed, 2)
+
+
+def run(path: Path, small: Path) -> dict[str, Any]:
+    """All figures of a session; `small` is one that is parsed in no time."""
     found: dict[str, dict[str, Any]] = {}
     for what in FIGURES:
         command = [sys.executable, __file__, "--measure", what, str(path)]
@@ -244,6 +282,7 @@ def run(path: Path) -> dict[str, Any]:
         "records": summary["totals"]["accesses"],
         "misses": summary["totals"]["misses"],
         "elapsed_s": {what: found[what]["elapsed_s"] for what in found},
+        "start_s": start_s(small),
     }
 
 
@@ -271,7 +310,8 @@ def main() -> None:
                 granularity=arguments.granularity,
                 seed=arguments.seed,
             ).write(path)
-        print(json.dumps(run(path)))
+        small = Model(100_000, seed=arguments.seed).write(Path(directory) / "small")
+        print(json.dumps(run(path, small)))
 
 
 if __name__ == "__main__":

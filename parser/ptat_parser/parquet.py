@@ -25,8 +25,8 @@ I64 = npt.NDArray[np.int64]
 GROUP_ROWS = 1 << 20
 """Rows of one row group: readers find a time by the groups' statistics."""
 
-PAGE_ROWS = 1 << 16
-"""Rows of one page of a column."""
+PAGE_ROWS = 1 << 15
+"""Rows of one page of a column: as many as stay in a core's cache until they are packed."""
 
 # DELTA_BINARY_PACKED ------------------------------------------------------------------------------
 
@@ -194,11 +194,51 @@ class Column(NamedTuple):
         """Its physical type."""
         return _INT64 if np.dtype(self.dtype).itemsize == 8 else _INT32
 
-    def statistics(self, values: npt.NDArray[Any]) -> dict[int, Any]:
-        """The ``Statistics`` of values."""
-        stored = "<i8" if self.type == _INT64 else "<i4"
-        low, high = (np.array(end).astype(stored).tobytes() for end in (values.min(), values.max()))
-        return {3: _I64(0), 5: high, 6: low}
+    def stored(self, value: int) -> bytes:
+        """A value as ``Statistics`` have it."""
+        return value.to_bytes(8 if self.type == _INT64 else 4, "little", signed=True)
+
+
+class _Chunk:
+    """A column of the row group in progress."""
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+        self.values = self.size_bytes = 0
+        self._pages: list[bytes] = []
+        self._ends: list[int] = []
+
+    def add(self, values: I64, buffer: U8) -> None:
+        """Append a page; `buffer` is for packing."""
+        size = encode(values, buffer)
+        data = {1: values.size, 2: _DELTA_BINARY_PACKED, 3: _RLE, 4: _RLE}
+        _, header = _thrift({1: _DATA_PAGE, 2: size, 3: size, 5: data})
+        self._pages += [header, buffer[:size].tobytes()]
+        self._ends += [int(values.min()), int(values.max())]
+        self.values += values.size
+        self.size_bytes += len(header) + size
+
+    def write(self, file: IO[bytes], at: int) -> dict[int, Any]:
+        """Write the pages, which begin at `at`; return their ``ColumnChunk``."""
+        file.writelines(self._pages)
+        size = _I64(self.size_bytes)
+        statistics = {
+            3: _I64(0),
+            5: self.column.stored(max(self._ends)),
+            6: self.column.stored(min(self._ends)),
+        }
+        metadata = {
+            1: self.column.type,
+            2: [_DELTA_BINARY_PACKED, _RLE],
+            3: [self.column.name.encode()],
+            4: _UNCOMPRESSED,
+            5: _I64(self.values),
+            6: size,
+            7: size,
+            9: _I64(at),
+            12: statistics,
+        }
+        return {2: _I64(at), 3: metadata}
 
 
 class Writer:
@@ -207,6 +247,7 @@ class Writer:
     def __init__(self, file: IO[bytes], columns: list[Column]) -> None:
         self._file = file
         self._columns = columns
+        self._chunks = list(map(_Chunk, columns))
         self._groups: list[dict[int, Any]] = []
         self._rows = 0
         self._buffer = np.empty(PAGE_BYTES_MAX, np.uint8)
@@ -225,40 +266,29 @@ class Writer:
             self._end()
 
     def write(self, *columns: npt.NDArray[Any]) -> None:
-        """Append a row group: arrays of one length, at least 1 and best `GROUP_ROWS`."""
-        rows = columns[0].size
-        start = self._at
-        chunks = [self._chunk(*each) for each in zip(self._columns, columns, strict=True)]
-        size = _I64(self._at - start)
-        self._groups.append(
-            {1: chunks, 2: size, 3: _I64(rows), 5: _I64(start), 6: size, 7: len(self._groups)}
-        )
-        self._rows += rows
+        """Append rows, arrays of one length; best `PAGE_ROWS` at a time."""
+        for first in range(0, columns[0].size, PAGE_ROWS):
+            for chunk, values in zip(self._chunks, columns, strict=True):
+                page = values[first : first + PAGE_ROWS]
+                chunk.add(page.astype(np.int64, copy=False), self._buffer)
+            if self._chunks[0].values >= GROUP_ROWS:
+                self._end_group()
 
-    def _chunk(self, column: Column, values: npt.NDArray[Any]) -> dict[int, Any]:
-        """Write a column of a row group; return its ``ColumnChunk``."""
-        start = self._at
-        for first in range(0, values.size, PAGE_ROWS):
-            page = values[first : first + PAGE_ROWS].astype(np.int64, copy=False)
-            size = encode(page, self._buffer)
-            data = {1: page.size, 2: _DELTA_BINARY_PACKED, 3: _RLE, 4: _RLE}
-            _, header = _thrift({1: _DATA_PAGE, 2: size, 3: size, 5: data})
-            self._at += self._file.write(header) + self._file.write(self._buffer[:size].data)
+    def _end_group(self) -> None:
+        start, rows = self._at, self._chunks[0].values
+        written = []
+        for chunk in self._chunks:
+            written.append(chunk.write(self._file, self._at))
+            self._at += chunk.size_bytes
         size = _I64(self._at - start)
-        metadata = {
-            1: column.type,
-            2: [_DELTA_BINARY_PACKED, _RLE],
-            3: [column.name.encode()],
-            4: _UNCOMPRESSED,
-            5: _I64(values.size),
-            6: size,
-            7: size,
-            9: _I64(start),
-            12: column.statistics(values),
-        }
-        return {2: _I64(start), 3: metadata}
+        group = {1: written, 2: size, 3: _I64(rows), 5: _I64(start), 6: size}
+        self._groups.append(group)
+        self._rows += rows
+        self._chunks = list(map(_Chunk, self._columns))
 
     def _end(self) -> None:
+        if self._chunks[0].values:
+            self._end_group()
         columns = [column.schema for column in self._columns]
         metadata = {
             1: 2,

@@ -85,7 +85,8 @@ def count_reads(
     bus address shows; `order`: reads before. Returns where that access is, and how many pages have
     numbers.
     """
-    for i in range(start, end):
+    words, time = words[start:end], time[start:end]  # indices from 0 on take no check of their sign
+    for i in range(words.size):
         place = min((words[i] & _PLACE) - base, size)
         slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
         known: Integer = np.int64(counted[slot])
@@ -96,13 +97,13 @@ def count_reads(
             else:
                 here = np.int64(slot)
                 if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
-                    return i, n_pages
+                    return start + i, n_pages
                 n_pages += 1
                 numbers[slot] = n_pages
                 pages[P_RANGE, n_pages] = range_of_frame[here // ENTRIES]
                 pages[P_ENTRY, n_pages] = here % ENTRIES
                 pages[P_FIRST, n_pages] = time[i]
-                pages[P_ORDER, n_pages] = order + i - start
+                pages[P_ORDER, n_pages] = order + i
         counted[slot] = known + 1
         last_ticks[slot] = time[i] - epoch
     return end, n_pages
@@ -123,11 +124,13 @@ def keep_reads(
     at: Integer,
 ) -> None:
     """Write time and page of reads that were counted to the records from `at` on."""
-    for i in range(start, end):
+    words, time = words[start:end], time[start:end]
+    out_time, out_page = out_time[at : at + words.size], out_page[at : at + words.size]
+    for i in range(words.size):
         place = (words[i] & _PLACE) - base
         slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
-        out_time[at + i - start] = time[i]
-        out_page[at + i - start] = numbers[slot] - np.uint32(1)
+        out_time[i] = time[i]
+        out_page[i] = numbers[slot] - np.uint32(1)
 
 
 @jit

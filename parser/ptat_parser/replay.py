@@ -44,7 +44,7 @@ from ptat_parser.blocks import (
     chunks_of,
 )
 from ptat_parser.clock import Clock
-from ptat_parser.jit import Integer, inlined, jit
+from ptat_parser.jit import Integer, bare, inlined, jit
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
@@ -216,7 +216,8 @@ class _Config(NamedTuple):
     hold: np.uint64  # ticks that a fault event waits
 
 
-# Tuples of arrays are costly to hand on: what runs for each access takes single arrays.
+# Tuples of arrays are costly to hand on: what runs for each access takes single arrays, and what
+# runs for each event takes bare ones.
 
 
 @inlined
@@ -237,36 +238,43 @@ def _store(
 
 
 @inlined
-def _table_line(next_address: Integer, t: Tables, config: _Config) -> Integer:
+def _table_line(
+    next_address: Integer,
+    levels: U8,
+    frames: npt.NDArray[np.int32],
+    parent_slots: I64,
+    config: _Config,
+) -> Integer:
     """Line of the PMD entry that leads to the PTE table that holds `next_address`, or -1."""
     offset = next_address - config.base
     if offset >= config.size:
         return -1
     page = np.int64(offset >> np.uint64(12))
-    if t.level[page] != 1:
+    if levels[page] != 1:
         return -1
-    parent = t.parent_slot[t.frame[page]]
+    parent = parent_slots[frames[page]]
     return -1 if parent < 0 else parent & -config.line
 
 
 @inlined
 def _pmd_kind(
-    slot: Integer, gap: Integer, next_address: Integer, t: Tables, count: I64, config: _Config
+    slot: Integer, gap: Integer, next_line: Integer, state: U8, count: I64, config: _Config
 ) -> tuple[Integer, bool, bool]:
     """What a read of a line of PMD entries was.
 
-    `next_address` is read `gap` ticks later. Where the line holds both huge pages and tables,
-    that decides: a walk goes on to the table at once, the next walk comes later. Returns the
-    kind, whether the entry was certainly empty and whether the walk goes on in the region.
+    What is read `gap` ticks later is a table that an entry of `next_line` leads to. Where the
+    line holds both huge pages and tables, that decides: a walk goes on to the table at once, the
+    next walk comes later. Returns the kind, whether the entry was certainly empty and whether the
+    walk goes on in the region.
     """
     leaves: Integer = 0
     tables: Integer = 0
     untraced: Integer = 0
     for s in range(slot, slot + config.line):
-        leaves += t.state[s] == LEAF
-        tables += t.state[s] == TABLE
-        untraced += t.state[s] == UNTRACED
-    if tables and _table_line(next_address, t, config) == slot:
+        leaves += state[s] == LEAF
+        tables += state[s] == TABLE
+        untraced += state[s] == UNTRACED
+    if tables and next_line == slot:
         if leaves:
             count[AMBIGUOUS] += 1
             if count[WALK_STEP] and 16 * gap > 2 * count[WALK_STEP]:
@@ -312,9 +320,8 @@ def _usual_step(
         if t.level[page] != 2:
             continue
         slot = (t.frame[page] * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -config.line
-        if _table_line(address[i + 1], t, config) == slot and not np.any(
-            t.state[slot : slot + config.line] == LEAF
-        ):
+        line = _table_line(address[i + 1], t.level, t.frame, t.parent_slot, config)
+        if line == slot and not np.any(t.state[slot : slot + config.line] == LEAF):
             steps[n] = 16 * np.int64(time[i + 1] - time[i])
             n += 1
     return np.sort(steps[:n])[n // 2] if n else 0
@@ -648,9 +655,33 @@ def _replay(
     """
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
     line, faults, entries, records = config.line, config.faults, config.entries, config.records
-    levels, frames, parent_slots = t.level, t.frame, t.parent_slot
-    state, owed, mapped, numbers = t.state, t.owed, t.mapped, t.page
+    t = Tables(
+        bare(t.level), bare(t.store_level), bare(t.frame), bare(t.quick_slot),
+        bare(t.range_of_frame), bare(t.parent_slot), bare(t.page_of_range), bare(t.last_page),
+        bare(t.watched), bare(t.pending), bare(t.owed), bare(t.owed_ticks), bare(t.mapped),
+        bare(t.page), bare(t.state), bare(t.counted), bare(t.carried), bare(t.last_ticks),
+        bare(t.last_read),
+    )  # fmt: skip
+    out = Records(
+        bare(out.time), bare(out.page), bare(out.kind),
+    )  # fmt: skip
+    held = _Held(
+        bare(held.first), bare(held.record), bare(held.time), bare(held.page),
+        bare(held.kind), bare(held.previous),
+    )  # fmt: skip
+    timed = _Timed(
+        bare(timed.time), bare(timed.kind), bare(timed.range1), bare(timed.range2),
+        bare(timed.address), bare(timed.line), bare(timed.was_empty), bare(timed.read_ticks),
+        bare(timed.doubt_ticks),
+    )  # fmt: skip
+    pages, count = bare(pages), bare(count)
+    levels, store_levels, frames = t.level, t.store_level, t.frame
+    parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
+    state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
     counted, carried, last_ticks = t.counted, t.carried, t.last_ticks
+    numbers, last_read = t.page, t.last_read
+    held_first, held_record, held_time = held.first, held.record, held.time
+    held_page, held_kind, held_previous = held.page, held.kind, held.previous
     epoch = np.uint64(count[EPOCH])
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
     quick = line == 1 or not entries  # else each read says which entries were mapped
@@ -687,12 +718,12 @@ def _replay(
                 began = i
                 i, count[N_PAGES] = count_reads(
                     words, time, began, quick_end, base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT,
-                    in_line, t.quick_slot, counted, carried, last_ticks, epoch, state,
-                    t.range_of_frame, numbers, pages, count[N_PAGES], n_output,
+                    in_line, quick_slot, counted, carried, last_ticks, epoch, state,
+                    ranges, numbers, pages, count[N_PAGES], n_output,
                 )  # fmt: skip
                 if records:
                     keep_reads(
-                        words, time, began, i, base >> _ENTRY_SHIFT, in_line, t.quick_slot,
+                        words, time, began, i, base >> _ENTRY_SHIFT, in_line, quick_slot,
                         numbers, out_time, out_page, n_output,
                     )  # fmt: skip
                 n_output += i - began
@@ -723,9 +754,9 @@ def _replay(
                 if frame < 0:
                     count[STORES_UNOWNED] += 1
                 else:
-                    _store(t.store_level[page], slot, line, state, t.pending, mapped)
+                    _store(store_levels[page], slot, line, state, pending, mapped)
                     if level and config.continued and numbers[slot] == 0:
-                        number = _number(slot, t.range_of_frame[frame], numbers, pages, count)
+                        number = _number(slot, ranges[frame], numbers, pages, count)
                         pages[P_FIRST, number] = -1
                     if numbers[slot] and level:
                         early = pages[P_FIRST, numbers[slot]] < 0
@@ -748,7 +779,8 @@ def _replay(
                     gap = np.int64(time[i] - now)
                 else:
                     next_address, gap = following, following_ticks - np.int64(now)
-                kind, empty, goes_on = _pmd_kind(slot, gap, next_address, t, count, config)
+                next_line = _table_line(next_address, levels, frames, parent_slots, config)
+                kind, empty, goes_on = _pmd_kind(slot, gap, next_line, state, count, config)
                 if n_output == 0:
                     count[FIRST_READ] = -1
                 count[WALKS_BROKEN] += pmd_line >= 0
@@ -762,7 +794,7 @@ def _replay(
 
             number = np.int64(numbers[slot])
             if number == 0:
-                number = _number(slot, t.range_of_frame[frame], numbers, pages, count)
+                number = _number(slot, ranges[frame], numbers, pages, count)
                 pages[P_FIRST, number] = -1
             if pages[P_FIRST, number] < 0:
                 pages[P_FIRST, number] = now
@@ -792,36 +824,22 @@ def _replay(
             n_output += 1
             if kind == MISS:
                 if faults:
-                    _hold(n_output - 1, now, number, slot, t.last_read, held, count)
+                    at = count[N_HELD] - held_first[0]
+                    held_record[at] = n_output - 1
+                    held_time[at] = now
+                    held_page[at] = number
+                    held_kind[at] = MISS
+                    held_previous[at] = last_read[slot]
+                    count[N_HELD] += 1
+                    last_read[slot] = count[N_HELD] & _U32
             elif kind == FAULT:
                 pages[P_FAULTED, number] += 1
                 if faults and empty and owed[slot] < 255:
                     owed[slot] += 1
-                    t.owed_ticks[slot] = now
+                    owed_ticks[slot] = now
     count[N_OUTPUT] = n_output
     count[WALK_PMD] = pmd_line
     count[WALKS_BROKEN] += lone_reads
-
-
-@inlined
-def _hold(
-    record: Integer,
-    now: Integer,
-    number: Integer,
-    slot: Integer,
-    last_read: U32,
-    held: _Held,
-    count: I64,
-) -> None:
-    """Keep a miss for fault events to come."""
-    at = count[N_HELD] - held.first[0]
-    held.record[at] = record
-    held.time[at] = now
-    held.page[at] = number
-    held.kind[at] = MISS
-    held.previous[at] = last_read[slot]
-    count[N_HELD] += 1
-    last_read[slot] = count[N_HELD] & _U32
 
 
 @inlined
@@ -1064,7 +1082,7 @@ class Replayer:
                 steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
                 chunk = Chunk(chunk.time[rows], chunk.address[rows], chunk.write[rows])
             size = chunk.accesses
-            pages = self._pages = _with_room(pages, int(count[N_PAGES]) + 1, size)
+            pages = self._pages = with_room(pages, int(count[N_PAGES]) + 1, size)
             if config.records:
                 records.kind[count[N_OUTPUT] : count[N_OUTPUT] + size] = MISS
             if config.faults:
@@ -1195,11 +1213,11 @@ class _Schedule:
         return late
 
 
-def _with_room(pages: I64, used: int, wanted: int) -> I64:
+def with_room(pages: I64, used: int, wanted: int) -> I64:
     """Columns that have room for more, which are 0; what was never used costs nothing."""
     if used + wanted <= pages.shape[1]:
         return pages
-    new = np.zeros((PAGE_COLUMNS, 2 * pages.shape[1] + wanted), np.int64)
+    new = np.zeros((PAGE_COLUMNS, 4 * pages.shape[1] + wanted), np.int64)
     new[:, :used] = pages[:, :used]
     return new
 

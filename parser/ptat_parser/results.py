@@ -30,7 +30,7 @@ from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
-from ptat_parser.parquet import GROUP_ROWS, Column, Writer
+from ptat_parser.parquet import PAGE_ROWS, Column, Writer
 from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
@@ -204,7 +204,8 @@ def _parse_into(
         stopped=found.stopped,
         losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
     )
-    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz)
+    accesses = spans.SPAN_ACCESSES * (spans.COUNTED_SPANS if counts_only else 1)
+    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz, accesses)
     starts = [span.first_access for span in cut]
     make_output: spans.MakeOutput = _make_nothing
     if not counts_only:
@@ -231,31 +232,26 @@ def _make_nothing(_: Span) -> None:
 
 @jit
 def _take_misses(
-    records: Records,
-    start: Integer,
-    rows: Integer,
+    time: npt.NDArray[np.uint64],
+    local: npt.NDArray[np.uint32],
+    kind: npt.NDArray[np.uint8],
     numbers: npt.NDArray[np.uint32],
     origin_ticks: Integer,
     origin_ns: Integer,
     ns_per_tick: float,
     time_ns: npt.NDArray[np.int64],
     page: npt.NDArray[np.int64],
-) -> tuple[Integer, Integer]:
-    """Fill `time_ns` and `page` with the misses from record `start` on.
+) -> Integer:
+    """Fill `time_ns` and `page` with the misses among records; return how many there are.
 
-    Returns where the rest of them begins, and how many there are here. Times are those of
-    `Clock.to_ns`.
+    Times are those of `Clock.to_ns`.
     """
     n = 0
-    i = start
-    while i < rows and n < time_ns.size:
-        if records.kind[i] == replaying.MISS:
-            time_ns[n] = np.int64(np.int64(records.time[i] - origin_ticks) * ns_per_tick)
-            time_ns[n] += origin_ns
-            page[n] = numbers[records.page[i]]
-            n += 1
-        i += 1
-    return i, n
+    for i in range(time.size):
+        time_ns[n] = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
+        page[n] = numbers[local[i]]
+        n += kind[i] == replaying.MISS
+    return n
 
 
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
@@ -302,22 +298,22 @@ class _Output:
         """Write them, with the numbers that the span's pages have in the whole."""
         records, fitted = self.records, self._made_by.fitted
         with self._file("misses", _MISSES) as file:
-            start = 0
-            size = min(GROUP_ROWS, self.rows)
+            size = min(PAGE_ROWS, self.rows)
             time_ns, page = np.empty(size, np.int64), np.empty(size, np.int64)
-            while start < self.rows:
-                start, n = _take_misses(
-                    records, start, self.rows, numbers, np.uint64(fitted.origin_ticks),
-                    fitted.origin_ns, fitted.ns_per_tick, time_ns, page,
+            for start in range(0, self.rows, PAGE_ROWS):
+                at = slice(start, min(start + PAGE_ROWS, self.rows))
+                n = _take_misses(
+                    records.time[at], records.page[at], records.kind[at], numbers,
+                    np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick,
+                    time_ns, page,
                 )  # fmt: skip
-                if n:
-                    file.write(time_ns[:n], page[:n])
+                file.write(time_ns[:n], page[:n])
         with self._file("other", _OTHERS) as file:
             rows = np.flatnonzero(records.kind[: self.rows] != replaying.MISS)
-            for start in range(0, rows.size, GROUP_ROWS):
-                at = rows[start : start + GROUP_ROWS]
-                time_ns = fitted.to_ns(records.time[at])
-                file.write(time_ns, numbers[records.page[at]], records.kind[at])
+            for start in range(0, rows.size, PAGE_ROWS):
+                of = rows[start : start + PAGE_ROWS]
+                time_ns = fitted.to_ns(records.time[of])
+                file.write(time_ns, numbers[records.page[of]], records.kind[of])
         self._made_by.free.append(records)
 
     @contextlib.contextmanager

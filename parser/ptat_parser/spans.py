@@ -18,7 +18,6 @@ import multiprocessing
 import multiprocessing.process
 import pickle
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Protocol
@@ -30,9 +29,9 @@ from ptat_parser import quick
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.errors import PtatError
-from ptat_parser.jit import Integer, jit
+from ptat_parser.jit import Integer, inlined, jit
 from ptat_parser.merge import Reader
-from ptat_parser.replay import Records, Replay, Replayer, Span
+from ptat_parser.replay import Records, Replay, Replayer, Span, with_room
 from ptat_parser.rpt import ENTRIES, Rpt
 from ptat_parser.survey import FirstAccess, Progress, Survey, no_progress
 
@@ -42,6 +41,9 @@ U64 = npt.NDArray[np.uint64]
 
 SPAN_ACCESSES = 1 << 24
 """About so many are in a span: its reads, 13 bytes each, are held until its pages have numbers."""
+
+COUNTED_SPANS = 4
+"""So many times longer is a span whose reads are only counted."""
 
 QUIET_S = 1e-3
 """So far from a fault event a cut should be."""
@@ -64,11 +66,16 @@ _ADDED = (
 )
 
 
-def plan(reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float) -> list[Span]:
-    """The spans of a stream. One that is merged of several channels is not cut."""
+def plan(
+    reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float, accesses: int
+) -> list[Span]:
+    """The spans, of about so many accesses, of a stream.
+
+    One that is merged of several channels is not cut.
+    """
     chunks = [0]
     if isinstance(reader, BusReader):
-        chunks += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz))
+        chunks += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz), accesses)
     starts = [found.chunks[chunk] for chunk in chunks]
     return [
         Span(
@@ -85,19 +92,21 @@ def plan(reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float) -> lis
     ]
 
 
-def _cuts(chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int) -> list[int]:
+def _cuts(
+    chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int, accesses: int
+) -> list[int]:
     """Chunks before which to cut."""
     cuts = []
     since = 0
     best: tuple[int, int] | None = None  # distance to the nearest fault event, chunk
     for number, first in enumerate(chunks):
-        if first is None or first.number < since + SPAN_ACCESSES:
+        if first is None or first.number < since + accesses:
             continue
         at = int(np.searchsorted(fault_ticks, np.uint64(first.ticks)))
         near = fault_ticks[max(at - 1, 0) : at + 1].astype(np.int64) - first.ticks
         distance = int(np.abs(near).min(initial=quiet_ticks))
         best = max(best or (-1, 0), (distance, -number))
-        if distance >= quiet_ticks or first.number >= since + 3 * SPAN_ACCESSES // 2:
+        if distance >= quiet_ticks or first.number >= since + 3 * accesses // 2:
             cuts.append(-best[1])
             cut = chunks[cuts[-1]]
             assert cut is not None
@@ -114,7 +123,7 @@ class Joined:
         self._unexplained: list[tuple[int, int, str]] = []
         self._doubts: list[tuple[int, int]] = []
         self._used = 0
-        self._rows = np.zeros((1 << 10, quick.PAGE_COLUMNS), np.int64)
+        self._rows = np.zeros((quick.PAGE_COLUMNS, 1 << 10), np.int64)
         self._number_of = np.zeros((1 << 6, ENTRIES), np.uint32)  # of each range's entries, from 1
         # Of lines whose misses stand for several pages: number by candidates, in order of use.
         self._lines: dict[int, dict[int, int]] = {}
@@ -140,7 +149,7 @@ class Joined:
         ranges, entries = pages[quick.P_RANGE], pages[quick.P_ENTRY]
         while len(self._number_of) <= ranges.max(initial=0):
             self._number_of = np.concatenate([self._number_of, np.zeros_like(self._number_of)])
-        self._rows = _with_room(self._rows, self._used, ranges.size)
+        self._rows = with_room(self._rows, self._used, ranges.size)
         start = self._used
         numbers = np.full(ranges.size, -1, np.int64)
 
@@ -151,14 +160,14 @@ class Joined:
             key = ranges * ENTRIES + entries
             lines = np.isin(key, key[bits != 0]) | np.isin(key, list(self._lines))
         in_order = np.argsort(pages[quick.P_ORDER], kind="stable")
-        self._used = _number(pages, in_order, lines, self._number_of, self._rows, start, numbers)
+        self._used = _join(pages, in_order, lines, self._number_of, self._rows, start, numbers)
         for i in in_order[lines[in_order]].tolist():
             if pages[quick.P_FIRST, i] >= 0 or int(key[i]) in self._lines:
-                numbers[i] = self._of_line(int(key[i]), int(bits[i]), pages[:, i])
-        _add_up(pages, numbers, start, self._rows)
+                numbers[i] = self._of_line(int(key[i]), int(bits[i]), pages, i)
+                _add_line(self._rows, numbers[i], pages, i, numbers[i] >= start)
         return numbers.astype(np.uint32)
 
-    def _of_line(self, key: int, bits: int, page: I64) -> int:
+    def _of_line(self, key: int, bits: int, pages: I64, i: int) -> int:
         """Number of the page of a line that stands for these candidates; 0: not known which."""
         line = self._lines.get(key)
         if line is None:
@@ -169,73 +178,76 @@ class Joined:
         if bits not in line:
             if 0 in line:  # the first of its misses tells
                 line[bits] = line.pop(0)
-                self._rows[line[bits], quick.P_CANDIDATES] = bits
+                self._rows[quick.P_CANDIDATES, line[bits]] = bits
             else:
                 line[bits] = self._used
-                _begin(self._rows[self._used], page)
+                _begin(self._rows, self._used, pages, i)
                 self._used += 1
         return line[bits]
 
     def whole(self, rpt: Rpt) -> Replay:
         """All of it, as one replay gives it."""
-        pages = self._rows[: self._used].T
-        return Replay(rpt, pages, self._counters, self._unexplained, self._doubts)
+        return Replay(
+            rpt, self._rows[:, : self._used], self._counters, self._unexplained, self._doubts
+        )
+
+
+@inlined
+def _begin(rows: I64, number: Integer, pages: I64, i: Integer) -> None:
+    """Begin a row for a span's page."""
+    rows[quick.P_FIRST, number] = pages[quick.P_FIRST, i]
+    rows[quick.P_RANGE, number] = pages[quick.P_RANGE, i]
+    rows[quick.P_ENTRY, number] = pages[quick.P_ENTRY, i]
+    rows[quick.P_CANDIDATES, number] = pages[quick.P_CANDIDATES, i]
+
+
+@inlined
+def _add(rows: I64, number: Integer, pages: I64, i: Integer, is_new: Integer) -> None:
+    """Add what was counted of a span's page; what is not touched need not come from memory."""
+    rows[quick.P_MISSES, number] += pages[quick.P_MISSES, i]
+    rows[quick.P_LAST, number] = max(rows[quick.P_LAST, number], pages[quick.P_LAST, i])
+    if pages[quick.P_FAULTED, i]:
+        rows[quick.P_FAULTED, number] += pages[quick.P_FAULTED, i]
+    stores = pages[quick.P_STORES, i] + (0 if is_new else pages[quick.P_EARLY, i])
+    if stores:
+        rows[quick.P_STORES, number] += stores
 
 
 @jit
-def _begin(row: I64, page: I64) -> None:
-    row[quick.P_FIRST] = page[quick.P_FIRST]
-    row[quick.P_RANGE] = page[quick.P_RANGE]
-    row[quick.P_ENTRY] = page[quick.P_ENTRY]
-    row[quick.P_CANDIDATES] = page[quick.P_CANDIDATES]
+def _add_line(rows: I64, number: Integer, pages: I64, i: Integer, is_new: Integer) -> None:
+    _add(rows, number, pages, i, is_new)
 
 
 @jit
-def _number(
+def _join(
     pages: I64,
     in_order: I64,
     lines: npt.NDArray[np.bool_],
     number_of: U32,
     rows: I64,
-    used: Integer,
+    start: Integer,
     numbers: I64,
 ) -> Integer:
-    """Find the rows of a span's pages that are not `lines`; return how many rows are used then."""
+    """Find the rows of a span's pages that are not `lines`, and add to them what was counted.
+
+    Those from `start` on are new. Returns how many rows are used then.
+    """
+    used = start
     ranges, entries, firsts = pages[quick.P_RANGE], pages[quick.P_ENTRY], pages[quick.P_FIRST]
     for i in in_order:
-        known = number_of[ranges[i], entries[i]]
-        if not lines[i] and not known and firsts[i] >= 0:
-            _begin(rows[used], pages[:, i])
+        if lines[i]:
+            continue
+        number = np.int64(number_of[ranges[i], entries[i]]) - 1
+        if number < 0:
+            if firsts[i] < 0:
+                continue
+            number = used
+            _begin(rows, used, pages, i)
             used += 1
             number_of[ranges[i], entries[i]] = used
-    for i in range(numbers.size):
-        if not lines[i]:
-            numbers[i] = np.int64(number_of[ranges[i], entries[i]]) - 1
+        numbers[i] = number
+        _add(rows, number, pages, i, number >= start)
     return used
-
-
-@jit
-def _add_up(pages: I64, numbers: I64, start: Integer, rows: I64) -> None:
-    """Add what was counted of a span's pages to their rows; those from `start` on are new."""
-    for i in range(numbers.size):
-        if numbers[i] < 0:
-            continue
-        row = rows[numbers[i]]
-        row[quick.P_MISSES] += pages[quick.P_MISSES, i]
-        row[quick.P_FAULTED] += pages[quick.P_FAULTED, i]
-        row[quick.P_STORES] += pages[quick.P_STORES, i]
-        if numbers[i] < start:
-            row[quick.P_STORES] += pages[quick.P_EARLY, i]
-        row[quick.P_LAST] = max(row[quick.P_LAST], pages[quick.P_LAST, i])
-
-
-def _with_room(rows: I64, used: int, wanted: int) -> I64:
-    """Rows of which there is room for more, which are 0; what was never used costs nothing."""
-    if used + wanted <= len(rows):
-        return rows
-    new = np.zeros((2 * len(rows) + wanted, rows.shape[1]), np.int64)
-    new[:used] = rows[:used]
-    return new
 
 
 class Output(Protocol):
@@ -259,19 +271,14 @@ def replay_here(
     make_output: MakeOutput,
     progress: Progress = no_progress,
 ) -> Replay:
-    """Replay the spans one after the other, writing one while the next is replayed."""
+    """Replay the spans one after the other."""
     joined = Joined()
-    with ThreadPoolExecutor(1) as pool:
-        writing: Future[None] | None = None
-        for span in spans:
-            output = make_output(span)
-            part = _replay(replayer, _part(reader, spans, span), span, output, progress)
-            numbers = joined.add(part)
-            if writing:
-                writing.result()
-            writing = pool.submit(output.write, numbers) if output else None
-        if writing:
-            writing.result()
+    for span in spans:
+        output = make_output(span)
+        part = _replay(replayer, _part(reader, spans, span), span, output, progress)
+        numbers = joined.add(part)
+        if output:
+            output.write(numbers)
     return joined.whole(replayer.rpt)
 
 

@@ -8,6 +8,7 @@ and pyarrow wants to know the file system.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,13 +71,16 @@ class Source:
         """Fill `view` with the file from `start_bytes` on; `ParseError` if it is not so long."""
         if is_remote(self.path):
             return self._fetch(start_bytes, view)
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(start_bytes)
+        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
             while view:
-                done = file.readinto(view)
+                done = os.preadv(file, [view], start_bytes)
                 if not done:
                     raise self._shorter()
+                start_bytes += done
                 view = view[done:]
+        finally:
+            os.close(file)
 
     def read(self, start_bytes: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `start_bytes` on, fewer at the end."""

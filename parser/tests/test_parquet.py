@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_parser.parquet import GROUP_ROWS, PAGE_ROWS, Column, Writer
+from ptat_parser import parquet
+from ptat_parser.parquet import PAGE_ROWS, Column, Writer
 
 COLUMNS = [Column("time", np.int64), Column("page", np.uint32), Column("kind", np.uint8)]
 
 
-def write(path, *columns, rows=GROUP_ROWS):
+def write(path, *columns, rows=90_000):
     with path.open("wb") as file, Writer(file, COLUMNS) as writer:
         for start in range(0, columns[0].size, rows):
             writer.write(*(column[start : start + rows] for column in columns))
@@ -48,9 +49,10 @@ def by_duckdb(path):
 
 @pytest.mark.parametrize("reader", [by_pyarrow, by_polars, by_duckdb])
 @pytest.mark.parametrize("rows", [1, 2, 128, 129, 130, PAGE_ROWS, PAGE_ROWS + 1, 200_003])
-def test_readers(tmp_path, reader, rows):
+def test_readers(tmp_path, monkeypatch, reader, rows):
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 150_000)
     columns = example(rows)
-    found = reader(write(tmp_path / "f.parquet", *columns, rows=90_000))
+    found = reader(write(tmp_path / "f.parquet", *columns))
     for column, values in zip(COLUMNS, columns, strict=True):
         assert found[column.name].dtype == column.dtype
         np.testing.assert_array_equal(found[column.name], values)
@@ -98,7 +100,8 @@ def test_largest_page_numbers(tmp_path):
         np.testing.assert_array_equal(reader(path)["page"], page)
 
 
-def test_statistics_find_groups(tmp_path):
+def test_statistics_find_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 100)
     time, page, kind = example(1000)
     path = write(tmp_path / "f.parquet", time, page, kind, rows=100)
     metadata = pq.ParquetFile(path).metadata
