@@ -113,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_export(commands)
     _add_stat(commands)
+    _add_completion(commands, parser)
+    _add_help(commands, parser)
     return parser
 
 
@@ -896,6 +898,37 @@ def _stat(arguments: argparse.Namespace) -> int:
 def _text_of(name: str) -> str:
     data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     return data.decode(errors="replace")
+
+
+# ptat completion, ptat help -----------------------------------------------------------------------
+
+
+def _add_completion(commands: _Commands[_Parser], ptat: _Parser) -> None:
+    parser = _add_command(commands, "completion", "print what makes a shell complete ptat's words")
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
+    parser.set_defaults(run=lambda arguments: _completion(ptat, arguments.shell))
+
+
+def _completion(ptat: _Parser, shell: str) -> int:
+    import shtab
+
+    print(shtab.complete(ptat, shell))
+    return 0
+
+
+def _add_help(commands: _Commands[_Parser], ptat: _Parser) -> None:
+    parser = _add_command(commands, "help", "explain a command and its options")
+    parser.add_argument(
+        "command", metavar="COMMAND", nargs="?", help="what to explain (default: all in short)"
+    )
+    parser.set_defaults(run=lambda arguments: _help(commands, ptat, arguments.command))
+
+
+def _help(commands: _Commands[_Parser], ptat: _Parser, name: str | None) -> int:
+    if name is not None and name not in commands.choices:
+        raise UsageError(f"there is no command {name!r}", f"there are {' '.join(commands.choices)}")
+    (commands.choices[name] if name else ptat).print_help()
+    return 0
 
 
 if __name__ == "__main__":

@@ -258,6 +258,32 @@ def test_newest_session_is_the_default(session, capsys):
     assert json.loads(capsys.readouterr().out)["session"] == str(newer)
 
 
+def test_help_is_that_of_the_command(capsys):
+    assert main(["help"]) == 0
+    assert "hugepages" in capsys.readouterr().out
+    assert main(["help", "script"]) == 0
+    assert "--object GLOB" in capsys.readouterr().out
+    assert main(["help", "scribble"]) == 2
+    assert "hugepages" in capsys.readouterr().err
+
+
+def test_completion_in_bash(tmp_path, capsys):
+    """Bash itself is asked what it would offer."""
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "ptat.bash"
+    script.write_text(capsys.readouterr().out)
+    ask = """
+    source "$1"; shift
+    COMP_WORDS=(ptat "$@"); COMP_CWORD=$#
+    $(complete -p ptat | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    for words, expected in ((["hug"], "hugepages"), (["report", "--ht"], "--html")):
+        command = ["bash", "-c", ask, "-", script, *words]
+        said = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert said.stdout.split() == [expected]
+
+
 def test_every_option_states_its_default():
     """Help is the reference."""
     (commands,) = (a.choices for a in cli._parser()._actions if isinstance(a.choices, dict))
@@ -275,6 +301,8 @@ def test_every_option_states_its_default():
         "stat",
         "export",
         "calibrate",
+        "completion",
+        "help",
     }
     silent = [
         f"{name} {action.option_strings[0]}"

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ptat_host import recorder
 from ptat_host.boards import stream
 from ptat_host.boards.base import RecordRequest
 from ptat_host.cli import main as main_of_ptat
@@ -401,6 +402,7 @@ def main() -> int:
         session = directory / "session"
         session.mkdir()
         program = build.pretend_board()
+        recorder.directory()  # the ptat in the guest finds it made
         only = ["--only", arguments.only] if arguments.only else []
         me = [sys.executable, "-m", "ptat_testbed.usb_guest"]
         recording = run.Recording(

@@ -9,6 +9,7 @@ import tarfile
 
 import pytest
 
+from ptat_host import recorder
 from ptat_parser.kernel_log import COOKIE_START, COOKIE_STOP, MARKER, read_kernel_log
 from ptat_testbed import build, usb_guest
 
@@ -32,6 +33,7 @@ def test_a_machine_traces_itself(tmp_path):
     source = tmp_path / "source.raw"
     usb_guest.write_source(source, BLOCKS, seed=2)
     outer = ["record", "--no-archive", "-o", str(tmp_path / "outer"), "--cpus", "2", "--"]
+    recorder.directory()  # the ptat in the guest finds it made
     inner = ["bash", "-c", SCRIPT, "-", str(build.pretend_board()), str(source), sys.executable]
     done = subprocess.run(
         [sys.executable, "-m", "ptat_host.cli", *outer, *inner],
@@ -53,5 +55,7 @@ def test_a_machine_traces_itself(tmp_path):
     assert b"gups" in log.tables["comm"]
     assert COOKIE_START in cookies
     assert COOKIE_STOP in cookies
+    maps = [json.loads(line) for line in (session / "kernel" / "maps.jsonl").open()]
+    assert any(line["kind"] == "map" and line["name"].endswith("/gups") for line in maps)
     assert not log.lost_events
     assert not log.lost_seqs
