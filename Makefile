@@ -74,7 +74,7 @@ test: setup .venv/gateware-ready packages-firmware packages-browser lint
 	$(MAKE) --jobs=2 --keep-going test-suite test-bitstream
 
 test-bitstream:
-	nice -n 19 $(PYTHON) -m ptat_gateware.bitstream --known-size
+	nice -n 19 $(PYTHON) -m ptat_gateware.bitstream
 
 test-suite:
 	$(MAKE) -C testbed/plugin test
