@@ -40,7 +40,7 @@ static void wait_cycles(uint64_t cycles)
 void board_watchdog_start(void)
 {
 	watchdog_cycles_write(WATCHDOG_MS * CYCLES_PER_MS);
-	watchdog_control_write(BIT(WATCHDOG_CONTROL_FEED));
+	/* Not disabled in between: enabled again, it still knows that it has bitten, and bites. */
 	watchdog_control_write(BIT(WATCHDOG_CONTROL_FEED) | BIT(WATCHDOG_CONTROL_ENABLE));
 }
 
