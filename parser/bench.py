@@ -64,9 +64,10 @@ def streaming(path: Path) -> int:
 
 @jit
 def _count(words: U64, base: Integer, first_slots: npt.NDArray[np.uint32], counts: U32) -> None:
+    last = np.uint64(first_slots.size * 512 - 1)
     for block in words:
         for word in block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK]:
-            place = min((word & blocks.ACCESS_ADDRESS_MASK) - base, first_slots.size * 512 - 1)
+            place = min((word & blocks.ACCESS_ADDRESS_MASK) - base, last)
             slot = np.uint64(first_slots[place >> np.uint64(9)]) + (place & np.uint64(511))
             counts[slot] += np.uint32(1)
 

@@ -179,6 +179,6 @@ def test_cuts_keep_away_from_faults():
     chunks = [first(number) for number in range(10)]
     faults = np.array([1990, 3010, 4000, 5000], np.uint64)
     # The first quiet place after 1500 accesses.
-    assert spans._cuts(chunks, np.array([1990], np.uint64), 500) == [3, 5, 7, 9]
+    assert spans._cuts(chunks, np.array([1990], np.uint64), 500, 1500) == [3, 5, 7, 9]
     # None is quiet in time: the one that is furthest from a fault.
-    assert spans._cuts(chunks[:5], faults, 2000)[0] in (2, 3)
+    assert spans._cuts(chunks[:5], faults, 2000, 1500)[0] in (2, 3)
