@@ -9,7 +9,6 @@ and, where the machine reads the whole path at each walk, every walk whole.
 
 from __future__ import annotations
 
-import bisect
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from ptat_parser.survey import Progress, no_progress
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
-BLOCK_WALKS = 1 << 20
+BLOCK_WORDS = truth.BLOCK_WORDS
 EXAMPLES_MAX = 10
 
 _COUNTERS = tuple(
@@ -158,7 +157,7 @@ class _Processes:
             life = (process["first_ticks"], (1 << 63) if end is None else end, i)
             self._lives.setdefault(process["pgd"] >> 12, []).append(life)
 
-    def of(self, pgd_pfn: npt.NDArray[np.uint32], time: U64) -> I64:
+    def of(self, pgd_pfn: U64, time: U64) -> I64:
         """Index of the process of each walk, -1 where it was not traced."""
         found = np.full(time.size, -1, np.int64)
         for pfn in np.unique(pgd_pfn).tolist():
@@ -214,7 +213,7 @@ def _join(time: I64, of: I64) -> I64:
 
 def _compare_with_truth(results: Results, found: Validation, progress: Progress) -> None:
     summary = results.summary
-    walks = truth.read(results.session.truth_path)
+    walks = truth.Reader(results.session.truth_path, BLOCK_WORDS)
     clock = Clock.from_summary(summary["clock"])
     processes = _Processes(summary["processes"])
     index_of = {process["mm"]: i for i, process in enumerate(summary["processes"])}
@@ -227,13 +226,10 @@ def _compare_with_truth(results: Results, found: Validation, progress: Progress)
 
     misses, faults = _Trace(results.misses()), _Trace(_faults(results))
     found.truth_misses = found.truth_faulted = 0
-    start = 0
-    while start < len(walks):
-        stop = _block_end(walks, start, clock)
-        block = walks[start:stop]
-        start = stop
-        time_ns = clock.to_ns(block["time"].copy())
-        last_ns = int(time_ns[-1]) if stop < len(walks) else None
+    any_walks = False
+    for block, time_ns, more in _blocks(walks, clock):
+        any_walks = True
+        last_ns = int(time_ns[-1]) if more else None
         owner = processes.of(block["pgd_pfn"], block["time"])
         flags, shift = block["flags"], block["shift"]
         faulted = flags & truth.Flag.FAULT != 0
@@ -292,24 +288,27 @@ def _compare_with_truth(results: Results, found: Validation, progress: Progress)
                 {"kind": "missing", "labelled_faulted": bool(as_fault), "time_ns": int(time_ns[i])}
                 | _of_truth(block, i)
             )
-        progress("comparing", stop, len(walks))
-    if not len(walks):
+        progress("comparing", walks.words_read, walks.words)
+    if not any_walks:
         found.extra = found.trace_misses
     found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
 
 
-def _block_end(walks: npt.NDArray[Any], start: int, clock: Clock) -> int:
-    """End of the next block of walks; walks of the same nanosecond stay together."""
-    stop = min(start + BLOCK_WALKS, len(walks))
-    if stop == len(walks):
-        return stop
-    last = int(clock.to_ns(walks["time"][stop - 1 : stop])[0])
-    return bisect.bisect_right(
-        range(len(walks)),
-        last,
-        lo=stop,
-        key=lambda i: int(clock.to_ns(walks["time"][i : i + 1])[0]),
-    )
+def _blocks(walks: truth.Reader, clock: Clock) -> Iterator[tuple[npt.NDArray[Any], I64, bool]]:
+    """Walks, their times in nanoseconds, and whether more follow.
+
+    Walks of the same nanosecond stay together.
+    """
+    held = np.empty(0, truth.dtype())
+    for walk in walks:
+        block = np.concatenate([held, walk])
+        time_ns = clock.to_ns(block["time"].copy())
+        whole = int(np.searchsorted(time_ns, time_ns[-1]))
+        held = block[whole:]
+        if whole:
+            yield block[:whole], time_ns[:whole], True
+    if held.size:
+        yield held, clock.to_ns(held["time"].copy()), False
 
 
 def _of_trace(

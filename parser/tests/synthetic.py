@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from ptat_parser import truth, wire
 from ptat_parser.blocks import BlockWriter
 from ptat_parser.session import seal
@@ -569,8 +571,7 @@ class Machine:
                 else:
                     writer.access(ticks, address, bool(value))
             writer.mark(self.now + 10, wire.Mark.STOP)
-        pack = struct.Struct("<QQIBBBB").pack
-        (path / "truth.0.bin").write_bytes(b"".join(pack(*row) for row in self.truth))
+        truth.write(path / "truth.0.bin", np.array(self.truth, truth.dtype()))
         description = self.description()
         if sealed:
             seal(description, path)

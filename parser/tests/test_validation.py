@@ -12,9 +12,9 @@ from ptat_parser.errors import BadInput
 
 def change_truth(path, change) -> None:
     file = path / "truth.0.bin"
-    walks = np.fromfile(file, truth.dtype())
+    walks = truth.read(file)
     changed = change(walks)
-    (walks if changed is None else changed).tofile(file)
+    truth.write(file, walks if changed is None else changed)
 
 
 def a_miss(walks) -> int:
@@ -40,7 +40,7 @@ def test_exact(session, granularity, entries):
 
 
 def test_blocks_of_walks_join(session, monkeypatch):
-    monkeypatch.setattr(validation, "BLOCK_WALKS", 7)
+    monkeypatch.setattr(validation, "BLOCK_WORDS", 7)
     found = validate(parse(session(steps=200)))
     assert found.exact
     assert found.matched == found.truth_misses > 100

@@ -36,7 +36,6 @@ def test_c_and_python_agree(tmp_path):
     (tmp_path / "ptat_truth.h").write_text(truth.c_header())
     (tmp_path / "t.c").write_text(
         """
-        #include <stddef.h>
         #include <stdio.h>
         #include "ptat_truth.h"
         #include "ptat_wire.h"
@@ -51,7 +50,10 @@ def test_c_and_python_agree(tmp_path):
             SHOW(PTAT_WIRE_LOST(9, 1000));
             SHOW(PTAT_WIRE_MARK(1, PTAT_WIRE_MARK_STOP, 9));
             SHOW(PTAT_WIRE_CHECK(1021, 0xdeadbeef));
-            SHOW(offsetof(struct ptat_truth, shift));
+            SHOW(PTAT_TRUTH_HEADER);
+            SHOW(PTAT_TRUTH_WALK(PTAT_TRUTH_CAUSE_FETCH, PTAT_TRUTH_FLAG_RACE, 21, 3, 0x200fff));
+            SHOW(PTAT_TRUTH_TIME(0x123));
+            SHOW(PTAT_TRUTH_SPACE(2, 0x45));
         }
         """
     )
@@ -65,5 +67,8 @@ def test_c_and_python_agree(tmp_path):
         0x3000_0090_0000_03E8,
         0x4000_0010_2000_0009,
         0xF3FD_0000_DEAD_BEEF,
-        truth.dtype().fields["shift"][1],
+        0x0255_5254_5441_5450,
+        0xA040_0030_0000_0200,
+        0xC000_0000_0000_0123,
+        0xE000_0200_0000_0045,
     ]

@@ -17,11 +17,9 @@ void bus_set_fifo(struct bus *bus, unsigned records, unsigned drain_per_s)
 	bus->fifo_drain_per_ns = drain_per_s / 1e9;
 }
 
-static void account(struct bus *bus, enum outfile_state state)
+static void save(struct bus *bus)
 {
-	if (state == OUTFILE_BUFFERED)
-		return;
-	if (state == OUTFILE_DROPPED) {
+	if (!outfile_flush(&bus->out)) {
 		bus->lost += bus->unsaved_accesses;
 		bus->pending_lost += bus->unsaved_accesses + bus->unsaved_lost;
 	}
@@ -38,7 +36,9 @@ static void block_close(struct bus *bus)
 	crc = crc32(0, (const Bytef *)bus->block, PTAT_WIRE_WORD_CHECK * 8);
 	bus->block[PTAT_WIRE_WORD_CHECK] = PTAT_WIRE_CHECK(records, crc);
 	bus->words = 0;
-	account(bus, outfile_write(&bus->out, bus->block, PTAT_WIRE_BLOCK_BYTES));
+	outfile_put(&bus->out, bus->block, PTAT_WIRE_BLOCK_BYTES);
+	if (!outfile_has_room(&bus->out, PTAT_WIRE_BLOCK_BYTES))
+		save(bus);
 }
 
 /*
@@ -141,7 +141,7 @@ void bus_flush(struct bus *bus)
 	put_lost(bus, bus->last_time_ns);
 	if (bus->words)
 		block_close(bus);
-	account(bus, outfile_flush(&bus->out));
+	save(bus);
 }
 
 void bus_close(struct bus *bus)

@@ -149,7 +149,7 @@ static void count_walk(struct counters *counters, const struct walk_context *con
 void capture_walk(struct capture *capture, const struct walk_context *context, uint64_t now_ns,
 		  uint64_t va, const struct walk *walk)
 {
-	struct ptat_truth record = {
+	struct truth_walk record = {
 		.va = va,
 		.pgd_pfn = context->pgd_pfn,
 		.shift = walk->shift,
@@ -167,7 +167,7 @@ void capture_walk(struct capture *capture, const struct walk_context *context, u
 
 		if (!region_has(capture->options, pa))
 			continue;
-		record.time = bus_access(&capture->bus, pa, false, now_ns);
+		record.time_ns = bus_access(&capture->bus, pa, false, now_ns);
 		if (last) {
 			record.flags |= PTAT_TRUTH_FLAG_LEAF_IN_REGION;
 			capture->counters.walker_leaf_reads++;
@@ -181,8 +181,8 @@ void capture_walk(struct capture *capture, const struct walk_context *context, u
 	if (!is_user_address(va))
 		return;
 	if (!(record.flags & PTAT_TRUTH_FLAG_LEAF_IN_REGION))
-		record.time = bus_tick(&capture->bus, now_ns);
-	truth_walk(&capture->truth, &record);
+		record.time_ns = bus_tick(&capture->bus, now_ns);
+	truth_put(&capture->truth, &record);
 	count_walk(&capture->counters, context, walk);
 }
 

@@ -3,12 +3,9 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "outfile.h"
-
-#define BUFFER_BYTES (1u << 16)
 
 int outfile_open(struct outfile *out, const char *path)
 {
@@ -19,13 +16,13 @@ int outfile_open(struct outfile *out, const char *path)
 		fprintf(stderr, "ptat plugin: %s: %s\n", path, strerror(errno));
 		return -1;
 	}
-	out->buffer = malloc(BUFFER_BYTES);
+	out->buffer = malloc(OUTFILE_BUFFER_BYTES);
 	if (!out->buffer)
 		abort();
 	return 0;
 }
 
-enum outfile_state outfile_flush(struct outfile *out)
+bool outfile_flush(struct outfile *out)
 {
 	size_t done = 0;
 
@@ -43,29 +40,20 @@ enum outfile_state outfile_flush(struct outfile *out)
 			out->used_bytes = 0;
 			/* Freeing space cannot fail for want of it; a tail would be overwritten. */
 			(void)!ftruncate(out->fd, (off_t)out->file_bytes);
-			return OUTFILE_DROPPED;
+			return false;
 		}
 		done += n;
 	}
 	out->file_bytes += done;
 	out->used_bytes = 0;
-	return OUTFILE_WRITTEN;
+	return true;
 }
 
-enum outfile_state outfile_write(struct outfile *out, const void *record, size_t record_bytes)
+bool outfile_close(struct outfile *out)
 {
-	memcpy(out->buffer + out->used_bytes, record, record_bytes);
-	out->used_bytes += record_bytes;
-	if (out->used_bytes + record_bytes <= BUFFER_BYTES)
-		return OUTFILE_BUFFERED;
-	return outfile_flush(out);
-}
-
-enum outfile_state outfile_close(struct outfile *out)
-{
-	enum outfile_state state = outfile_flush(out);
+	bool written = outfile_flush(out);
 
 	close(out->fd);
 	free(out->buffer);
-	return state;
+	return written;
 }

@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * An output file of fixed-size records with a large buffer. When the disk is full the buffered
- * records are dropped, the file stays a whole number of records and later writes are tried
- * again; the caller counts what was dropped.
+ * An output file of records with a large buffer. When the disk is full the buffered records are
+ * dropped, the file stays a whole number of records and later writes are tried again; the caller
+ * counts what was dropped.
  */
 #ifndef PTAT_OUTFILE_H
 #define PTAT_OUTFILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-enum outfile_state {
-	OUTFILE_BUFFERED, /* in memory */
-	OUTFILE_WRITTEN,  /* everything so far is in the file */
-	OUTFILE_DROPPED,  /* everything since the last OUTFILE_WRITTEN is gone */
-};
+#define OUTFILE_BUFFER_BYTES (1u << 16)
 
 struct outfile {
 	const char *path;
@@ -27,8 +25,20 @@ struct outfile {
 
 /* 0, or -1 after a message on stderr. @path must outlive the file. */
 int outfile_open(struct outfile *out, const char *path);
-enum outfile_state outfile_write(struct outfile *out, const void *record, size_t record_bytes);
-enum outfile_state outfile_flush(struct outfile *out);
-enum outfile_state outfile_close(struct outfile *out);
+/* False: it could not be written, and all that was put since the flush before is gone. */
+bool outfile_flush(struct outfile *out);
+bool outfile_close(struct outfile *out);
+
+static inline bool outfile_has_room(const struct outfile *out, size_t bytes)
+{
+	return out->used_bytes + bytes <= OUTFILE_BUFFER_BYTES;
+}
+
+/* There must be room. */
+static inline void outfile_put(struct outfile *out, const void *record, size_t bytes)
+{
+	memcpy(out->buffer + out->used_bytes, record, bytes);
+	out->used_bytes += bytes;
+}
 
 #endif

@@ -103,11 +103,9 @@ class Replay:
                 f"the bus carried {time_ticks.size} commands for {time_ns.size} accesses"
             )
         walks = truth.read(self._truth_path)
-        rewritten = np.array(walks)
         at = np.searchsorted(time_ns, walks["time"])
-        rewritten["time"] = time_ticks[at] + _stamp_offset(paths, time_ticks, channel)
-        del walks  # it maps the file
-        _replace(self._truth_path, rewritten)
+        walks["time"] = time_ticks[at] + _stamp_offset(paths, time_ticks, channel)
+        truth.write(self._truth_path, walks)
         self._model_bus.unlink()
 
 
@@ -237,9 +235,3 @@ def _stamp_offset(
             if chunk.time.size:
                 return np.uint64(chunk.time[0] - time_ticks[here[0]])
     return np.uint64(0)
-
-
-def _replace(path: Path, records: npt.NDArray[Any]) -> None:
-    new = path.with_suffix(".new")
-    records.tofile(new)
-    new.replace(path)

@@ -68,8 +68,9 @@ def model_recording(directory: Path, count: int) -> tuple[list[int], list[int], 
     walks += [t + 1 for t, step in zip(time, steps[1:].tolist(), strict=False) if step > 30]
     records = np.zeros(len(walks), truth.dtype())
     records["time"] = sorted(walks)
-    records["va"] = np.arange(len(walks))
-    records.tofile(directory / "truth.0.bin")
+    records["va"] = np.arange(len(walks)) << 12
+    records["shift"] = 12
+    truth.write(directory / "truth.0.bin", records)
     return time, address, write
 
 
@@ -77,7 +78,7 @@ def model_recording(directory: Path, count: int) -> tuple[list[int], list[int], 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_each_access_keeps_its_place(tmp_path, channels):
     time, address, write = model_recording(tmp_path, 3000)
-    before = np.array(truth.read(tmp_path / "truth.0.bin"))
+    before = truth.read(tmp_path / "truth.0.bin")
 
     bus = GatewareBus(channels, BASE, REGION_BYTES)
     bus.capture(tmp_path, tmp_path / "bus.model.raw")

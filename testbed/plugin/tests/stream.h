@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Reads a capture stream for the tests, without the writer's macros. */
+/* Reads a capture stream and a truth for the tests, without the writers' macros. */
 #ifndef PTAT_TEST_STREAM_H
 #define PTAT_TEST_STREAM_H
 
@@ -8,6 +8,7 @@
 #include <zlib.h>
 
 #include "test.h"
+#include "truth.h"
 
 static const char *test_directory;
 
@@ -83,6 +84,40 @@ static inline struct stream read_stream(const char *path)
 	CHECK_EQUAL(ftell(file), stream.blocks * 8192);
 	fclose(file);
 	return stream;
+}
+
+/* The walks of a truth file; there are @max at most. */
+static inline size_t read_truth(const char *path, struct truth_walk *walk, size_t max)
+{
+	FILE *file = fopen(path, "rb");
+	uint64_t word, time_ns = 0, space = 0;
+	size_t walks = 0;
+
+	CHECK(file);
+	CHECK_EQUAL(fread(&word, 8, 1, file), 1);
+	CHECK(!memcmp(&word, "PTATTRU\2", 8));
+	while (fread(&word, 8, 1, file)) {
+		if (word >> 61 == 6) {
+			time_ns = word << 4 >> 4;
+		} else if (word >> 61 == 7) {
+			space = word;
+		} else {
+			CHECK(walks < max && time_ns && space);
+			time_ns += word >> 36 & 0x3ffff;
+			walk[walks++] = (struct truth_walk){
+				.time_ns = time_ns,
+				.va = (word & 0xfffffffff) << 12,
+				.pgd_pfn = space & 0xffffffffff,
+				.shift = 12 + 9 * (word >> 54 & 7),
+				.cause = word >> 62,
+				.flags = word >> 57 & 31,
+				.cpu = space >> 40 & 255,
+			};
+		}
+	}
+	CHECK(feof(file));
+	fclose(file);
+	return walks;
 }
 
 #endif

@@ -86,7 +86,7 @@ static void start(unsigned granularity)
 
 #define TRUTHS_MAX 4096
 
-static struct ptat_truth truth[TRUTHS_MAX];
+static struct truth_walk truth[TRUTHS_MAX];
 static size_t truths;
 static struct stream bus;
 static char json[65536];
@@ -104,10 +104,7 @@ static void finish(void)
 	CHECK(bus.records >= 2);
 	CHECK_EQUAL(bus.record[0].value, UINT64_C(1) << 28);
 	CHECK_EQUAL(bus.record[bus.records - 1].value, UINT64_C(2) << 28);
-	file = fopen(options.truth, "rb");
-	CHECK(file);
-	truths = fread(truth, sizeof(truth[0]), TRUTHS_MAX, file);
-	fclose(file);
+	truths = read_truth(options.truth, truth, TRUTHS_MAX);
 	file = fopen(options.counters, "r");
 	CHECK(file);
 	json[fread(json, 1, sizeof(json) - 1, file)] = 0;
@@ -157,16 +154,16 @@ static void test_walks(void)
 	CHECK_EQUAL(bus.record[4].value, 34 * PAGE + 8);
 	CHECK_EQUAL(bus.record[5].value, 36 * PAGE);
 	CHECK_EQUAL(truths, 3);
-	CHECK_EQUAL(truth[0].time, bus.record[2].time_ns);
-	CHECK_EQUAL(truth[0].va, 0x1abc);
+	CHECK_EQUAL(truth[0].time_ns, bus.record[2].time_ns);
+	CHECK_EQUAL(truth[0].va, 0x1000);
 	CHECK_EQUAL(truth[0].pgd_pfn, 1);
 	CHECK_EQUAL(truth[0].shift, 12);
 	CHECK_EQUAL(truth[0].cause, 0);
 	CHECK_EQUAL(truth[0].flags, 2 | 8);
-	CHECK_EQUAL(truth[1].time, bus.record[3].time_ns);
+	CHECK_EQUAL(truth[1].time_ns, bus.record[3].time_ns);
 	CHECK_EQUAL(truth[1].cause, 1);
 	CHECK_EQUAL(truth[1].flags, 2);
-	CHECK_EQUAL(truth[2].time, bus.record[5].time_ns);
+	CHECK_EQUAL(truth[2].time_ns, bus.record[5].time_ns);
 	CHECK_EQUAL(truth[2].cause, 2);
 	CHECK_EQUAL(truth[2].flags, 2 | 4 | 8);
 	CHECK_EQUAL(truth[2].cpu, 1);
@@ -210,7 +207,7 @@ static void test_outside_region(void)
 	CHECK_EQUAL(bus.records, 4);
 	CHECK_EQUAL(truths, 2);
 	CHECK_EQUAL(truth[0].flags, 0);
-	CHECK(truth[0].time > bus.record[0].time_ns && truth[0].time < bus.record[1].time_ns);
+	CHECK(truth[0].time_ns > bus.record[0].time_ns && truth[0].time_ns < bus.record[1].time_ns);
 	CHECK_EQUAL(counter("events", "dtlb_load_misses.walk_completed"), 2);
 }
 
@@ -237,7 +234,7 @@ static void test_faults(void)
 	CHECK_EQUAL(truths, 8);
 	CHECK_EQUAL(truth[1].flags, 1 | 2);
 	CHECK_EQUAL(truth[1].shift, 12);
-	CHECK_EQUAL(truth[1].time, bus.record[3].time_ns);
+	CHECK_EQUAL(truth[1].time_ns, bus.record[3].time_ns);
 	CHECK_EQUAL(bus.record[3].value, 35 * PAGE + 8);
 	CHECK_EQUAL(truth[2].flags, 1 | 2);
 	CHECK_EQUAL(truth[3].flags, 2);
@@ -568,7 +565,7 @@ static void random_run(enum how how)
 
 static void test_queue(void)
 {
-	static struct ptat_truth before[TRUTHS_MAX];
+	static struct truth_walk before[TRUTHS_MAX];
 	struct stream bus_before;
 	size_t count;
 
@@ -611,9 +608,9 @@ static void test_batch_times(void)
 	cpu_model_batch(&cpu, &batch);
 	finish();
 	CHECK_EQUAL(truths, 4);
-	CHECK_EQUAL(truth[0].time, begin_ns + 1); /* after the PMD entry */
+	CHECK_EQUAL(truth[0].time_ns, begin_ns + 1); /* after the PMD entry */
 	for (unsigned i = 1; i < 4; i++)
-		CHECK_EQUAL(truth[i].time, begin_ns + i * 1000);
+		CHECK_EQUAL(truth[i].time_ns, begin_ns + i * 1000);
 }
 
 int main(int argc, char **argv)
