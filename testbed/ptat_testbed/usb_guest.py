@@ -415,6 +415,7 @@ def main() -> int:
                 cwd=Path("/"),
                 env=dict(os.environ),
                 children=False,
+                maps=False,  # the ptat inside records them
                 region_bytes=REGION_BYTES,
                 options={"cpus": "2"},
             ),
