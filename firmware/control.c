@@ -71,6 +71,9 @@ static uint8_t stop(struct control *control, struct exchange *exchange)
 		control->stopped.state = control->state;
 		control->state = PTAT_PROTO_STATE_STOPPING;
 	} else if (control->state == PTAT_PROTO_STATE_EXPIRED) {
+		/* Whoever fetches the rest: after a hang nobody knows whose it was. */
+		control->owner = exchange->host;
+		control->heard_ms = hw->now_ms(hw->context);
 		control->stopped.state = control->state;
 		control->state = PTAT_PROTO_STATE_STOPPING;
 	}
