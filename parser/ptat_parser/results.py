@@ -204,8 +204,7 @@ def _parse_into(
         stopped=found.stopped,
         losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
     )
-    accesses = spans.SPAN_ACCESSES * (spans.COUNTED_SPANS if counts_only else 1)
-    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz, accesses)
+    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz, spans.SPAN_ACCESSES)
     starts = [span.first_access for span in cut]
     make_output: spans.MakeOutput = _make_nothing
     if not counts_only:

@@ -42,9 +42,6 @@ U64 = npt.NDArray[np.uint64]
 SPAN_ACCESSES = 1 << 24
 """About so many are in a span: its reads, 13 bytes each, are held until its pages have numbers."""
 
-COUNTED_SPANS = 4
-"""So many times longer is a span whose reads are only counted."""
-
 QUIET_S = 1e-3
 """So far from a fault event a cut should be."""
 
