@@ -31,7 +31,8 @@
 
 #define RING_BYTES   (256u << 10)
 #define SNAPSHOT_NS  100000000ull
-#define SNAPSHOT_GAP 20 /* a snapshot may take one part in so many of the time */
+#define SETTLE_NS    1000000ull /* an event is in its ring so long after its time at the latest */
+#define SNAPSHOT_GAP 20		/* a snapshot may take one part in so many of the time */
 #define CLOCK_TRIES  32
 #define PROCESSES    4096 /* more are not looked at in /proc */
 #define MAPS_BYTES   (4u << 20)
@@ -46,7 +47,7 @@ struct maps {
 	FILE *out;
 	int cpus, socket;
 	int *fds;
-	char **rings;
+	struct perf_event_mmap_page **rings;
 	struct process *processes;
 	int count, room;
 	uint64_t snapshot_ns;
@@ -206,30 +207,60 @@ static void take(struct maps *maps, const struct perf_event_header *header)
 	}
 }
 
-static void drain_ring(struct maps *maps, char *ring)
+static const void *ring_at(const struct perf_event_mmap_page *page, uint64_t offset)
 {
-	struct perf_event_mmap_page *page = (void *)ring;
-	const char *data = ring + page->data_offset;
-	uint64_t head = __atomic_load_n(&page->data_head, __ATOMIC_ACQUIRE);
-	uint64_t tail = page->data_tail;
-	char event[UINT16_MAX] __attribute__((aligned(8)));
+	return (const char *)page + page->data_offset + offset % page->data_size;
+}
 
-	while (tail < head) {
-		const struct perf_event_header *header =
-			(const void *)(data + tail % page->data_size);
-		size_t first = page->data_size - tail % page->data_size;
-		size_t size = header->size;
+/* Of the ring's next event. Events are aligned to 8 bytes, so no word runs over the ring's end. */
+static uint64_t next_ns(const struct perf_event_mmap_page *page)
+{
+	const struct perf_event_header *header = ring_at(page, page->data_tail);
 
-		/* One that runs over the ring's end is put together. */
-		if (size > first) {
-			memcpy(event, header, first);
-			memcpy(event + first, data, size - first);
-			header = (const void *)event;
-		}
-		take(maps, header);
-		tail += size;
+	return *(const uint64_t *)ring_at(page, page->data_tail + header->size - sizeof(uint64_t));
+}
+
+static void take_next(struct maps *maps, struct perf_event_mmap_page *page)
+{
+	static char event[UINT16_MAX + 1] __attribute__((aligned(8)));
+	const struct perf_event_header *header = ring_at(page, page->data_tail);
+	size_t first = page->data_size - page->data_tail % page->data_size;
+	size_t size = header->size;
+
+	/* One that runs over the ring's end is put together. */
+	if (size > first) {
+		memcpy(event, header, first);
+		memcpy(event + first, ring_at(page, 0), size - first);
+		header = (const void *)event;
 	}
-	__atomic_store_n(&page->data_tail, tail, __ATOMIC_RELEASE);
+	take(maps, header);
+	__atomic_store_n(&page->data_tail, page->data_tail + size, __ATOMIC_RELEASE);
+}
+
+/*
+ * Takes the events of all CPUs before @until_ns in the order of time: what a process does on one
+ * CPU would mean nothing before its fork on another.
+ */
+static void drain_rings(struct maps *maps, uint64_t until_ns)
+{
+	for (;;) {
+		struct perf_event_mmap_page *next = NULL;
+		uint64_t least_ns = until_ns;
+
+		for (int i = 0; i < maps->cpus; i++) {
+			struct perf_event_mmap_page *page = maps->rings[i];
+
+			if (page->data_tail ==
+				    __atomic_load_n(&page->data_head, __ATOMIC_ACQUIRE) ||
+			    next_ns(page) >= least_ns)
+				continue;
+			next = page;
+			least_ns = next_ns(page);
+		}
+		if (!next)
+			return;
+		take_next(maps, next);
+	}
 }
 
 static bool open_ring(struct maps *maps, int cpu)
@@ -252,7 +283,7 @@ static bool open_ring(struct maps *maps, int cpu)
 		.wakeup_watermark = RING_BYTES / 4,
 	};
 	int fd = syscall(SYS_perf_event_open, &attr, -1, cpu, -1, PERF_FLAG_FD_CLOEXEC);
-	char *ring;
+	void *ring;
 
 	if (fd < 0)
 		return errno == ENODEV; /* this CPU is offline */
@@ -441,9 +472,7 @@ bool maps_run(struct maps *maps)
 	while (!end) {
 		poll(fds, maps->cpus + 2, SNAPSHOT_NS / 1000000);
 		end = fds[0].revents;
-		/* A process is first seen in the ring of the CPU that made it. */
-		for (int i = 0; i < maps->cpus; i++)
-			drain_ring(maps, maps->rings[i]);
+		drain_rings(maps, end ? UINT64_MAX : now_ns() - SETTLE_NS);
 		drain_socket(maps);
 		snapshot(maps);
 		fflush(maps->out);

@@ -4,6 +4,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +240,33 @@ class Trace:
 def write_maps(path: Path, *content: dict) -> None:
     (path / "kernel").mkdir(exist_ok=True)
     maps.path_of(path).write_text(lines(clock(0), *content, clock(1 << 40)))
+
+
+FORKS = """
+import os
+for i in range(100):
+    os.sched_setaffinity(0, {i % 2})
+    if not (child := os.fork()):
+        os.sched_setaffinity(0, {1 - i % 2})
+        os.execv("/bin/true", ["true"])
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="perf_event_open of all processes needs root")
+@pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="needs CPUs 0 and 1")
+def test_a_child_on_another_cpu_is_known_from_its_fork(tmp_path):
+    """Too short for a snapshot: nothing else would tell of its exec."""
+    target = maps.path_of(tmp_path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with recorder.Recording(target, heap=False) as recording:
+        subprocess.run([sys.executable, "-c", FORKS], check=True)
+    assert recording.written
+    lines = [json.loads(line) for line in target.read_text().splitlines()]
+    execs = [line["comm"] for line in lines if line["kind"] == "exec"]
+    assert execs.count("true") == 100
+    times = [line["ns"] for line in lines if line["kind"] in ("fork", "exec", "exit", "map")]
+    assert times == sorted(times)
 
 
 def test_misses_are_of_what_was_mapped_at_their_time(tmp_path):
