@@ -363,6 +363,8 @@ def replay_in_processes(
             job.numbers = joined.add(part)
             busy[worker.go_on(job)] = worker, job
             next_span += 1
+    for _ in waiting_jobs:  # the last span's effects on the tables, if no worker was free since
+        pass
     return joined.whole(replayer.rpt)
 
 

@@ -3,6 +3,7 @@ import hashlib
 import os
 import random
 import signal
+from multiprocessing import connection
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,30 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path, counts_only):
         found.append(digests(path))
     assert len(found[0]) == 2 if counts_only else len(found[0]) > 6
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("counts_only", [False, True])
+def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, counts_only):
+    """The whole has what only the last span's events tell, though no worker is free before."""
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 4000)
+    path = busy(tmp_path / "s", phases=4, lossy=True)
+    parse(path, counts_only=counts_only)
+    expected = digests(path)
+    planned = []
+    plan, wait = spans.plan, connection.wait
+
+    def note(*arguments):
+        planned.extend(plan(*arguments))
+        return list(planned)
+
+    def wait_for_all(busy):
+        return [ready for worker in busy for ready in wait([worker])]
+
+    monkeypatch.setattr(spans, "plan", note)
+    monkeypatch.setattr(connection, "wait", wait_for_all)
+    parse(path, counts_only=counts_only, workers=2)
+    assert len(planned) == 2
+    assert digests(path) == expected
 
 
 @pytest.mark.parametrize("when", ["begin", "go_on"])
