@@ -92,6 +92,7 @@ int main(void)
 	if (board_watchdog_has_bitten()) {
 		printf("the firmware hung, and was restarted\n");
 		/* The recording has ended; what there is of it may still be fetched. */
+		board_hardware.stop(board_hardware.context);
 		if (board_has_stream())
 			control.state = PTAT_PROTO_STATE_EXPIRED;
 	} else {
