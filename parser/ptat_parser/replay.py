@@ -106,6 +106,9 @@ Walks ahead of the program (speculation) read empty entries and never fault.
 HOLD_S = 50e-6
 """A fault event waits so long for reads that the clocks may have put behind it."""
 
+WALK_STEPS = 256
+"""Of so many walks before, a span takes what the step of one usually is: a few may mislead."""
+
 HELD_BACK = 1 << 17
 """So many accesses before a fault event, the read that it is about is looked for."""
 
@@ -306,10 +309,18 @@ def _end_walk(
 
 
 @jit
-def _usual_step(
-    time: U64, address: U64, write: npt.NDArray[np.bool_], t: Tables, config: _Config
-) -> Integer:
-    """`WALK_STEP` as some accesses show it, of lines that hold tables only; 0 if they do not."""
+def _steps_of_walks(
+    time: U64,
+    address: U64,
+    write: npt.NDArray[np.bool_],
+    leaf_lines: I64,
+    t: Tables,
+    config: _Config,
+) -> I64:
+    """Ticks × 16 of walks' steps, as some accesses show them, of lines that hold tables only.
+
+    `leaf_lines`: those that may get a huge page meanwhile.
+    """
     steps = np.empty(time.size, np.int64)
     n = 0
     for i in range(time.size - 1):
@@ -321,10 +332,15 @@ def _usual_step(
             continue
         slot = (t.frame[page] * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -config.line
         line = _table_line(address[i + 1], t.level, t.frame, t.parent_slot, config)
-        if line == slot and not np.any(t.state[slot : slot + config.line] == LEAF):
+        if (
+            line == slot
+            and not np.any(t.state[slot : slot + config.line] == LEAF)
+            and not np.any(t.pending[slot : slot + config.line] == LEAF + 1)
+            and not np.any(leaf_lines == slot)
+        ):
             steps[n] = 16 * np.int64(time[i + 1] - time[i])
             n += 1
-    return np.sort(steps[:n])[n // 2] if n else 0
+    return steps[:n]
 
 
 @inlined
@@ -962,7 +978,7 @@ class Replayer:
             self.rpt.apply(self._events[i], int(self._ticks[i]))
         self._schedule = _Schedule(placement, self._ticks, started, losses)
         self._stopped = stopped
-        self._walk_step = 0
+        self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
         self._pages = np.zeros((PAGE_COLUMNS, 1 << 10), np.int64)
         self._pages_used = 0
         self._firsts = firsts
@@ -976,13 +992,13 @@ class Replayer:
         ticks: U64 = self._timed.time[self._timed.kind == kernel_log.FAULT]
         return ticks
 
-    def checkpoint(self) -> tuple[Rpt, _Schedule, int]:
+    def checkpoint(self) -> tuple[Rpt, _Schedule, I64]:
         """What goes on from span to span, to be handed to `resume`."""
-        return self.rpt, self._schedule, self._walk_step
+        return self.rpt, self._schedule, self._walk_steps
 
-    def resume(self, checkpoint: tuple[Rpt, _Schedule, int]) -> None:
+    def resume(self, checkpoint: tuple[Rpt, _Schedule, I64]) -> None:
         """Go on from a checkpoint."""
-        self.rpt, self._schedule, self._walk_step = checkpoint
+        self.rpt, self._schedule, self._walk_steps = checkpoint
 
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
@@ -1033,7 +1049,7 @@ class Replayer:
         done_accesses = span.first_access
         done_blocks = span.first_block
         cut = config.line > 1 and (span.number > 0 or span.end_ticks is not None)
-        step = 0
+        learned = False
         last_read = -1  # address of the last access if it was a read
 
         def apply(event: TableEvent, at_ticks: int) -> None:
@@ -1063,13 +1079,22 @@ class Replayer:
 
         for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
             steps = schedule.within(chunk, done_accesses)
-            if cut and not step and np.any(rpt.tables.level == 2):
+            if cut and not learned and np.any(rpt.tables.level == 2):
                 # Alike whether the span is replayed or skipped: the next one begins with it.
                 whole = chunk.decoded()
-                step = int(_usual_step(whole.time, whole.address, whole.write, rpt.tables, config))
-                self._walk_step = step or self._walk_step
-            if span.number and done_accesses == span.first_access:
-                count[WALK_STEP] = self._walk_step
+                leaves = [
+                    rpt.slot(events[event].slot_pa) & -config.line
+                    for _, event in steps
+                    if event != _LOSS and events[event].kind == kernel_log.LEAF_SET
+                ]
+                seen = _steps_of_walks(
+                    whole.time, whole.address, whole.write,
+                    np.array(leaves, np.int64), rpt.tables, config,
+                )  # fmt: skip
+                learned = seen.size > 0
+                self._walk_steps = np.append(self._walk_steps, seen)[-WALK_STEPS:]
+            if span.number and done_accesses == span.first_access and self._walk_steps.size:
+                count[WALK_STEP] = np.sort(self._walk_steps)[self._walk_steps.size // 2]
             done_accesses += chunk.accesses
             done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
             progress("replaying", done_blocks, span.end_block)
