@@ -166,8 +166,16 @@ def test_interrupt_leaves_a_readable_session(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("is incomplete: interrupted\n")
 
 
+@pytest.fixture
+def sigint_heard():
+    """Shells let what they start in the background ignore it, and the tests may be among that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_a_recording_in_order(monkeypatch, number):
+def test_signals_end_a_recording_in_order(monkeypatch, sigint_heard, number):
     before = signal.getsignal(signal.SIGTERM)
 
     def behaviour(request: RecordRequest) -> RecordResult:
