@@ -1051,6 +1051,7 @@ class Replayer:
         cut = config.line > 1 and (span.number > 0 or span.end_ticks is not None)
         learned = False
         last_read = -1  # address of the last access if it was a read
+        last_ticks = 0
 
         def apply(event: TableEvent, at_ticks: int) -> None:
             if event.kind == kernel_log.TABLE_ALLOC:
@@ -1095,14 +1096,21 @@ class Replayer:
                 self._walk_steps = np.append(self._walk_steps, seen)[-WALK_STEPS:]
             if span.number and done_accesses == span.first_access and self._walk_steps.size:
                 count[WALK_STEP] = np.sort(self._walk_steps)[self._walk_steps.size // 2]
+            before_ticks, last_ticks = last_ticks, max(last_ticks, chunk.last_ticks)
             done_accesses += chunk.accesses
             done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
             progress("replaying", done_blocks, span.end_block)
             if stores_only and isinstance(chunk, PlainChunk) and not (steps or chunk.writes):
                 continue
             at = [chunk.access(position)[0] for position, _ in steps]
+            until = [0] * len(steps)
             if stores_only:
                 chunk = chunk.decoded()
+                if timed.time.size:  # the reads that are left out bring these events, too
+                    until = [
+                        int(chunk.time[position - 1]) if position else before_ticks
+                        for position, _ in steps
+                    ]
                 rows = np.flatnonzero(chunk.write)
                 steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
                 chunk = Chunk(chunk.time[rows], chunk.address[rows], chunk.write[rows])
@@ -1116,8 +1124,8 @@ class Replayer:
             after, after_ticks = self._first_read(number + 1)
             accesses = _accesses(chunk)
             start = 0
-            for (position, event), at_ticks in zip(
-                [*steps, (size, _NOTHING)], [*at, 0], strict=True
+            for (position, event), at_ticks, until_ticks in zip(
+                [*steps, (size, _NOTHING)], [*at, 0], [*until, 0], strict=True
             ):
                 while start < position:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
@@ -1133,6 +1141,11 @@ class Replayer:
                 if config.line > 1 and position:
                     _, address, is_write = chunk.access(position - 1)
                     last_read = -1 if is_write else address
+                if until_ticks:
+                    _timed_until(
+                        np.uint64(until_ticks), rpt.tables, records, held, timed, pages, count,
+                        config,
+                    )  # fmt: skip
                 if event == _LOSS:
                     lose()
                 elif event != _NOTHING:

@@ -177,6 +177,34 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path, counts_only):
     assert found[0] == found[1] == found[2]
 
 
+def test_reads_bring_entry_events_where_stores_are_lost(tmp_path):
+    """Also in a span that is skipped: they are of the table that was there before."""
+    machine = synthetic.Machine(granularity=64, entries=True, levels="pte", reuse=True)
+    mm = machine.exec()
+    machine.access(mm, 0x5000)
+    table = machine.pte(mm, 1 << 21)
+    machine.set_pte(mm, (1 << 21) + (9 << 12), True)
+    machine._free(mm, table)
+    machine.pmd(mm, 0).entries.pop(1)
+    machine.lose(3)
+    machine.access(mm, 0x5000)
+    machine.set_pte(mm, (2 << 21) + (10 << 12), True)
+    assert machine.pte(mm, 2 << 21).pa == table.pa
+    for _ in range(2):
+        machine.idle(5_000_000)
+        for _ in range(1500):
+            machine.access(mm, 0x5000)
+        machine.access(mm, (2 << 21) + (10 << 12))
+    machine.event("ptat_marker", cookie=2)
+    path = machine.write(tmp_path / "s")
+    parse(path)
+    assert len(list((path / "results" / "misses").iterdir())) > 1
+    assert [page["span"] for page in rows(path, "pages.parquet")] == [1, 1]
+    expected = digests(path)
+    parse(path, workers=2)
+    assert digests(path) == expected
+
+
 @pytest.mark.parametrize("counts_only", [False, True])
 def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, counts_only):
     """The whole has what only the last span's events tell, though no worker is free before."""
