@@ -310,16 +310,11 @@ def _end_walk(
 
 @jit
 def _steps_of_walks(
-    time: U64,
-    address: U64,
-    write: npt.NDArray[np.bool_],
-    leaf_lines: I64,
-    t: Tables,
-    config: _Config,
+    time: U64, address: U64, write: npt.NDArray[np.bool_], t: Tables, config: _Config
 ) -> I64:
-    """Ticks × 16 of walks' steps, as some accesses show them, of lines that hold tables only.
+    """Ticks × 16 of walks' steps, as accesses show them between two table events.
 
-    `leaf_lines`: those that may get a huge page meanwhile.
+    Only lines tell that hold tables, and no huge page will be stored to.
     """
     steps = np.empty(time.size, np.int64)
     n = 0
@@ -336,7 +331,6 @@ def _steps_of_walks(
             line == slot
             and not np.any(t.state[slot : slot + config.line] == LEAF)
             and not np.any(t.pending[slot : slot + config.line] == LEAF + 1)
-            and not np.any(leaf_lines == slot)
         ):
             steps[n] = 16 * np.int64(time[i + 1] - time[i])
             n += 1
@@ -978,6 +972,7 @@ class Replayer:
             self.rpt.apply(self._events[i], int(self._ticks[i]))
         self._schedule = _Schedule(placement, self._ticks, started, losses)
         self._stopped = stopped
+        self._pmds = region.levels != "pte"
         self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
         self._pages = np.zeros((PAGE_COLUMNS, 1 << 10), np.int64)
         self._pages_used = 0
@@ -1048,7 +1043,8 @@ class Replayer:
         held = _hold_none(0)
         done_accesses = span.first_access
         done_blocks = span.first_block
-        cut = config.line > 1 and (span.number > 0 or span.end_ticks is not None)
+        cut = span.number > 0 or span.end_ticks is not None
+        learns = cut and config.line > 1 and self._pmds
         learned = False
         last_read = -1  # address of the last access if it was a read
         last_ticks = 0
@@ -1080,29 +1076,21 @@ class Replayer:
 
         for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
             steps = schedule.within(chunk, done_accesses)
-            if cut and not learned and np.any(rpt.tables.level == 2):
-                # Alike whether the span is replayed or skipped: the next one begins with it.
+            whole = None
+            if learns and not learned:
+                # Alike whether the span is replayed or skipped: the next ones begin with it.
                 whole = chunk.decoded()
-                leaves = [
-                    rpt.slot(events[event].slot_pa) & -config.line
-                    for _, event in steps
-                    if event != _LOSS and events[event].kind == kernel_log.LEAF_SET
-                ]
-                seen = _steps_of_walks(
-                    whole.time, whole.address, whole.write,
-                    np.array(leaves, np.int64), rpt.tables, config,
-                )  # fmt: skip
-                learned = seen.size > 0
-                self._walk_steps = np.append(self._walk_steps, seen)[-WALK_STEPS:]
             if span.number and done_accesses == span.first_access and self._walk_steps.size:
                 count[WALK_STEP] = np.sort(self._walk_steps)[self._walk_steps.size // 2]
             before_ticks, last_ticks = last_ticks, max(last_ticks, chunk.last_ticks)
             done_accesses += chunk.accesses
             done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
             progress("replaying", done_blocks, span.end_block)
-            if stores_only and isinstance(chunk, PlainChunk) and not (steps or chunk.writes):
+            plain = isinstance(chunk, PlainChunk) and not (steps or chunk.writes)
+            if stores_only and plain and not whole:
                 continue
             at = [chunk.access(position)[0] for position, _ in steps]
+            ends = [position for position, _ in steps] + [chunk.accesses]
             until = [0] * len(steps)
             if stores_only:
                 chunk = chunk.decoded()
@@ -1123,10 +1111,19 @@ class Replayer:
                 _watch_until(self._horizon(done_accesses), rpt.tables, timed, count)
             after, after_ticks = self._first_read(number + 1)
             accesses = _accesses(chunk)
-            start = 0
-            for (position, event), at_ticks, until_ticks in zip(
-                [*steps, (size, _NOTHING)], [*at, 0], [*until, 0], strict=True
+            start = begin = 0
+            for (position, event), at_ticks, until_ticks, end in zip(
+                [*steps, (size, _NOTHING)], [*at, 0], [*until, 0], ends, strict=True
             ):
+                if whole:
+                    part = slice(begin, end)
+                    seen = _steps_of_walks(
+                        whole.time[part], whole.address[part], whole.write[part],
+                        rpt.tables, config,
+                    )  # fmt: skip
+                    self._walk_steps = np.append(self._walk_steps, seen)[-WALK_STEPS:]
+                    learned |= seen.size > 0
+                    begin = end
                 while start < position:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
                     _replay(
