@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,8 @@ from ptat_testbed.progress import progress
 
 SOURCES = Path(__file__).resolve().parents[2]
 KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
+SERIES = "6.12"
+"""What build.sh builds."""
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
 INIT_SOURCES = (INIT_SOURCE, *(recorder.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")))
@@ -73,17 +76,43 @@ def kernel() -> Kernel:
     return Kernel(run_script(KERNEL_SCRIPT))
 
 
-def board_kernel() -> Kernel:
-    """The patched kernel with USB and /dev/mem, built if it is not in the cache.
+def kernel_variant(*fragments: Path, series: str = SERIES, patches: str = "*.patch") -> Kernel:
+    """A kernel with other options, from other sources or patches, built if it is not in the cache.
 
-    Not the one for all: only what plays with boards is to pay for it.
+    Not the one for all: its key in the cache hangs on nothing but its own inputs.
+
+    :param fragments: configurations; the last that names an option holds.
+    :param series: the version whose series, configuration and Debian package are used.
+    :param patches: pattern of the patches to apply; not none at all.
     """
+    folder = KERNEL_SCRIPT.parent
     with tempfile.TemporaryDirectory() as temporary:
-        copy = Path(temporary) / KERNEL_SCRIPT.parent.name
-        shutil.copytree(KERNEL_SCRIPT.parent, copy, ignore=shutil.ignore_patterns("tests"))
-        config = copy / "linux-6.12" / "config"
-        config.write_text(config.read_text() + BOARD_CONFIG.read_text())
-        return Kernel(run_script(copy / KERNEL_SCRIPT.name))
+        copy = Path(temporary) / folder.name
+        shutil.copytree(folder / f"linux-{series}", copy / f"linux-{series}")
+        for patch in set(copy.glob("*/*.patch")) - set(copy.glob(f"*/{patches}")):
+            patch.unlink()
+        config = copy / f"linux-{series}" / "config"
+        config.write_text(merged_config(config, *fragments))
+        script = copy / KERNEL_SCRIPT.name
+        script.write_text(KERNEL_SCRIPT.read_text().replace(SERIES, series))
+        shutil.copymode(KERNEL_SCRIPT, script)
+        return Kernel(run_script(script))
+
+
+def merged_config(*fragments: Path) -> str:
+    """Configurations as one, in which each option is named once: as its last line has it."""
+    lines: dict[str, str] = {}
+    for number, line in enumerate(line for path in fragments for line in path.open()):
+        option = re.match(r"(?:# )?(CONFIG_\w+)(?:=| is not set$)", line)
+        name = option[1] if option else f"line {number}"
+        lines.pop(name, None)
+        lines[name] = line
+    return "".join(lines.values())
+
+
+def board_kernel() -> Kernel:
+    """The patched kernel with USB and /dev/mem, built if it is not in the cache."""
+    return kernel_variant(BOARD_CONFIG)
 
 
 def plugin() -> Path:
