@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numba
+from llvmlite import ir
 from numba.extending import intrinsic
 
 Integer: TypeAlias = Any
@@ -43,3 +44,29 @@ bare: Callable[[Any], Any] = _intrinsic(_bare)
 Counting them, in memory, at each use of a tuple of arrays costs more than most of what is done
 with these.
 """
+
+
+def _ones(_: object, word: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        return builder.ctpop(arguments[0])
+
+    return word(word), generate
+
+
+ones: Callable[[Any], Any] = _intrinsic(_ones)
+"""How many bits of a machine integer are set; compiled code only."""
+
+
+def _put_u64(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.gep(made.data, [arguments[1]])
+        word = builder.bitcast(place, ir.IntType(64).as_pointer())
+        builder.store(arguments[2], word, align=1)
+        return context.get_dummy_value()
+
+    return numba.void(array, numba.int64, numba.uint64), generate
+
+
+put_u64: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_u64)
+"""Store a little-endian uint64 to 8 bytes from a place on, whatever its alignment."""

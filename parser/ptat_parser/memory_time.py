@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What a memory access takes on average, given how often the TLB misses and pages are faulted in.
+
+Equations 1 to 3 of Park and Bahn, Modeling and Analysis of the Page Sizing Problem for NVM Storage
+in Virtualized Systems, IEEE Access 9 (2021). The paper does not say what times it computes with;
+those here are round figures of the kinds of device it speaks of, and can all be changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+F64 = npt.NDArray[np.float64]
+Number = TypeVar("Number", float, F64)
+
+COMMON_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Memory:
+    """TLB and DRAM."""
+
+    tlb_ns: float = 1.0
+    """A look-up."""
+    access_ns: float = 50.0
+    """Of DRAM; the page table takes one, too."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where pages come from."""
+
+    name: str
+    latency_ns: float
+    """Of any access, whatever its size."""
+    seek_ns: float
+    """Until the head is there."""
+    bytes_per_second: float
+
+    def fault_ns(self, page_bytes: int) -> float:
+        """To bring in a page."""
+        return self.latency_ns + self.seek_ns + page_bytes * 1e9 / self.bytes_per_second
+
+    def as_fast_as(self, other: Storage, name: str) -> Storage:
+        """The same behaviour at another speed: as long for a page of 4 KiB as `other` takes."""
+        scale = other.fault_ns(COMMON_PAGE_BYTES) / self.fault_ns(COMMON_PAGE_BYTES)
+        return Storage(
+            name,
+            self.latency_ns * scale,
+            self.seek_ns * scale,
+            self.bytes_per_second / scale,
+        )
+
+
+# A disk of 7,200 turns a minute: half a turn, an average seek, its sustained rate.
+HDD = Storage("hdd", latency_ns=4.2e6, seek_ns=8.5e6, bytes_per_second=150e6)
+# Phase-change memory on the memory bus, a few times DRAM's latency; no head moves.
+NVM = Storage("nvm", latency_ns=300.0, seek_ns=0.0, bytes_per_second=2e9)
+# The paper's two hypothetical ones: NVM's speed with a head, HDD's without.
+FAST_HDD = HDD.as_fast_as(NVM, "fast-hdd")
+SLOW_NVM = NVM.as_fast_as(HDD, "slow-nvm")
+STORAGES = {one.name: one for one in (HDD, FAST_HDD, SLOW_NVM, NVM)}
+
+
+def address_ns(memory: Memory, tlb_rate: Number) -> Number:
+    """Equation 2: the address translation time."""
+    hit = memory.tlb_ns
+    return (1 - tlb_rate) * hit + tlb_rate * (hit + memory.access_ns)
+
+
+def data_ns(memory: Memory, fault_rate: Number, fault_ns: Number) -> Number:
+    """Equation 3: the data access time."""
+    return (1 - fault_rate) * memory.access_ns + fault_rate * (memory.access_ns + fault_ns)
+
+
+def access_ns(memory: Memory, tlb_rate: Number, fault_rate: Number, fault_ns: Number) -> Number:
+    """Equation 1: both."""
+    return address_ns(memory, tlb_rate) + data_ns(memory, fault_rate, fault_ns)
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What hill climbing did."""
+
+    access_ns: float
+    """On average, with what its changes cost."""
+    sizes: list[int]
+    """Index of the page size in each window."""
+
+
+def climb(times_ns: F64, weights: F64, change_ns: F64, start: int) -> Climb:
+    """Search a page size while the program runs, one window after the other.
+
+    It tries a larger one, goes on that way as long as it becomes faster, goes back and tries the
+    other way where it does not, and stays where neither way is faster.
+
+    :param times_ns: of an access in each window with each page size, shape ``(windows, sizes)``.
+    :param weights: references of each window, shape ``(windows,)``.
+    :param change_ns: cost of a change to each page size, shape ``(sizes,)``.
+    :param start: index of the page size to begin with.
+    """
+    count = times_ns.shape[1]
+    sizes: list[int] = []
+    total_ns, best_ns = 0.0, np.inf
+    best = size = start
+    step, sides = 1, 0  # sides of the best that are known to be slower, or not to exist
+    for now, weight in zip(times_ns, weights, strict=True):
+        if sizes and size != sizes[-1]:
+            total_ns += float(change_ns[size])
+        sizes.append(size)
+        total_ns += float(now[size] * weight)
+        if size != best and now[size] >= best_ns:
+            step, sides, size = -step, sides + 1, best
+            continue
+        if size != best:
+            sides = 1  # where it came from
+        best, best_ns = size, float(now[size])
+        if not 0 <= best + step < count:
+            step, sides = -step, sides + 1
+        if sides < 2 and 0 <= best + step < count:
+            size = best + step
+    return Climb(total_ns / float(weights.sum()), sizes)
