@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +26,7 @@ from ptat_host.boards.base import (
     CalibratingBoard,
     ObserveRequest,
     RecordRequest,
+    RecordResult,
     ReplayingBoard,
 )
 from ptat_host.sizes import format_size, parse_size
@@ -183,7 +184,6 @@ _BOARD_OPTION = "board option "
 def _add_record(commands: _Commands[_Parser]) -> None:
     parser = _add_command(commands, "record", "run a command and trace its TLB misses")
     parser.usage = "ptat record [OPTIONS] [--] CMD [ARG…]"
-    _add_board(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -191,6 +191,26 @@ def _add_record(commands: _Commands[_Parser]) -> None:
         type=Path,
         help=f"session directory, new or empty (default: {SESSIONS}/<UTC time>-<CMD>)",
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if anything was lost on the way to the disk (default: only say it)",
+    )
+    parser.add_argument(
+        "--archive",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compress the capture when the recording has ended (default: --archive)",
+    )
+    _add_recording(parser)
+    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
+    parser.set_defaults(run=_record)
+
+
+def _add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Options of what is to be recorded, and how."""
+    others = len(parser._actions)
+    _add_board(parser)
     parser.add_argument(
         "--children",
         action="store_true",
@@ -238,20 +258,8 @@ def _add_record(commands: _Commands[_Parser]) -> None:
         help="preload a library into CMD that records which calls led to the memory it asks for,"
         " pieces of at least SIZE (default: no)",
     )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit with 1 if anything was lost on the way to the disk (default: only say it)",
-    )
-    parser.add_argument(
-        "--archive",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compress the capture when the recording has ended (default: --archive)",
-    )
     _add_board_options(parser)
-    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
-    parser.set_defaults(run=_record)
+    return parser._actions[others:]
 
 
 def _add_board(parser: argparse.ArgumentParser) -> None:
@@ -306,8 +314,6 @@ def _board_options(arguments: argparse.Namespace, board: Board) -> Mapping[str, 
 
 
 def _record(arguments: argparse.Namespace) -> int:
-    from ptat_host import record
-
     command = arguments.command[arguments.command[:1] == ["--"] :]
     board = _chosen_board(arguments)
     if isinstance(board, ReplayingBoard):
@@ -316,41 +322,59 @@ def _record(arguments: argparse.Namespace) -> int:
         command = board.argv
     if not command:
         raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
+    request = _request(arguments, board, command)
+    session = _new_session(arguments.output, command)
+    result = _record_one(board, request, session, archive=arguments.archive)
+    return _recorded(session, result, arguments.strict)
+
+
+def _request(arguments: argparse.Namespace, board: Board, command: Sequence[str]) -> RecordRequest:
+    """What was asked for, without a session directory yet."""
     options = _board_options(arguments, board)
     region_bytes = parse_size(arguments.region, "--region") if arguments.region else None
     heap_bytes = parse_size(arguments.heap, "--heap") if arguments.heap else None
     if heap_bytes is not None and not arguments.maps:
         raise UsageError("--heap without mappings says nothing", "leave --no-maps out")
-
-    if arguments.output:
-        session = record.given_session(arguments.output)
-    else:
-        session = record.new_session(SESSIONS, command)
-    result = record.record(
-        board,
-        RecordRequest(
-            argv=command,
-            session_dir=session.resolve(),
-            cwd=Path.cwd(),
-            env=dict(os.environ),
-            children=arguments.children,
-            levels=arguments.levels,
-            granularity_bytes=arguments.granularity,
-            entries=arguments.entries,
-            faults=arguments.faults,
-            maps=arguments.maps,
-            heap_bytes=heap_bytes,
-            region_bytes=region_bytes,
-            options=options,
-        ),
-        archive=arguments.archive,
+    return RecordRequest(
+        argv=command,
+        session_dir=Path(),
+        cwd=Path.cwd(),
+        env=dict(os.environ),
+        children=arguments.children,
+        levels=arguments.levels,
+        granularity_bytes=arguments.granularity,
+        entries=arguments.entries,
+        faults=arguments.faults,
+        maps=arguments.maps,
+        heap_bytes=heap_bytes,
+        region_bytes=region_bytes,
+        options=options,
     )
+
+
+def _new_session(output: Path | None, command: Sequence[str]) -> Path:
+    from ptat_host import record
+
+    return record.given_session(output) if output else record.new_session(SESSIONS, command)
+
+
+def _record_one(
+    board: Board, request: RecordRequest, session: Path, *, archive: bool = True
+) -> RecordResult:
+    from ptat_host import record
+
+    request = replace(request, session_dir=session.resolve())
+    return record.record(board, request, archive=archive)
+
+
+def _recorded(session: Path, result: RecordResult, strict: bool) -> int:
+    """Say how a recording ended; the exit status."""
     size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
     if result.lost:
         print(f"ptat: {session}: lost {result.lost}", file=sys.stderr)
     if result.complete:
         status = result.exit_status or 0
-        if arguments.strict and result.lost:
+        if strict and result.lost:
             status = 1
         ended = f"; the command ended with {status}" if status else ""
         print(f"ptat: recorded {session} ({size}){ended}", file=sys.stderr)
@@ -425,9 +449,11 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 def _session(arguments: argparse.Namespace) -> Path:
     """The directory that was named, or that of the newest session."""
-    if arguments.session is not None:
-        named: Path = arguments.session
-        return named
+    named: Path | None = arguments.session
+    return named if named is not None else _newest()
+
+
+def _newest() -> Path:
     sessions = list(SESSIONS.glob("*/session.json"))
     if not sessions:
         raise UsageError(f"there is no session in {SESSIONS}/", "record one: ptat record -- CMD")
@@ -643,9 +669,39 @@ def _add_validate(commands: _Commands[_Parser]) -> None:
     parser = _add_command(
         commands, "validate", "hold the trace against the truth and the counters; 1 if not exact"
     )
-    _add_session(parser)
+    parser.usage = (
+        "ptat validate [OPTIONS] [DIR…]\n       ptat validate --repeat N [OPTIONS] -- CMD [ARG…]"
+    )
+    parser.add_argument(
+        "what",
+        metavar="DIR",
+        nargs="*",
+        help="session directory (default: the newest in ptat-sessions/); several are taken for"
+        " repeats of one run; with --repeat the command to run",
+    )
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=_positive,
+        help="record CMD so many times, with the options of ptat record below, and compare the"
+        " runs (default: look at DIR)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        metavar="PERCENT",
+        type=_duration,
+        default=1.0,
+        help="how far counts may be from the counters' (default: 1)",
+    )
+    parser.add_argument(
+        "--counters",
+        metavar="FILE",
+        help="what perf stat printed of the same run, to compare with, too (default: only what the"
+        " session has)",
+    )
     _add_json(parser)
-    parser.set_defaults(run=_validate)
+    recording = _add_recording(parser)
+    parser.set_defaults(run=lambda arguments: _validate(arguments, recording))
 
 
 def _add_check(commands: _Commands[_Parser]) -> None:
@@ -790,18 +846,74 @@ def _script(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _validate(arguments: argparse.Namespace) -> int:
-    import ptat_parser
-    from ptat_host import console, progress, validate
+def _validate(arguments: argparse.Namespace, recording: Sequence[argparse.Action]) -> int:
+    from ptat_host import console, perf_stat, progress, validate
+    from ptat_parser import load
+    from ptat_parser import validate as compare
 
-    results = _load(arguments)
-    with progress.bar() as show:
-        found = ptat_parser.validate(results, progress=show)
-    if arguments.json:
-        print(json.dumps(asdict(found)))
+    if arguments.repeat:
+        if arguments.counters:
+            raise UsageError("--counters are those of one run", "leave --repeat out")
+        sessions = _repeat(arguments)
     else:
-        console.show(validate.render(found))
-    return 0 if found.ok else 1
+        _refuse_given(arguments, recording, "--repeat")
+        sessions = [_location(name) for name in arguments.what] or [_newest()]
+        if arguments.counters and len(sessions) > 1:
+            raise UsageError("--counters are those of one run", "name one session")
+    counters = None
+    if arguments.counters:
+        counters = perf_stat.read(_text_of(arguments.counters), arguments.counters)[0], None
+    results, checked = [], []
+    for session in sessions:
+        with progress.bar() as show:
+            results.append(load(session, progress=show))
+        with progress.bar() as show:
+            found = compare(results[-1], progress=show)
+        checked.append(validate.check(results[-1], found, arguments.tolerance / 100, counters))
+    ok = all(one.ok for one in checked)
+    if len(checked) == 1:
+        if arguments.json:
+            print(json.dumps(checked[0].as_dict()))
+        else:
+            console.show(validate.render(checked[0]))
+        return 0 if ok else 1
+    spreads = validate.repeats(checked, results)
+    if arguments.json:
+        runs = [one.as_dict() for one in checked]
+        print(json.dumps({"ok": ok, "runs": runs, "spreads": [one.as_dict() for one in spreads]}))
+    else:
+        console.show(validate.render_repeats(checked, spreads))
+    return 0 if ok else 1
+
+
+def _repeat(arguments: argparse.Namespace) -> list[Path]:
+    """Record so many times as were asked for."""
+    if not arguments.what:
+        raise UsageError("nothing to run", "ptat validate --repeat N [OPTIONS] -- CMD [ARG…]")
+    board = _chosen_board(arguments)
+    if isinstance(board, ReplayingBoard):
+        raise UsageError(f"{board.name} replays, it runs nothing", "choose another --board")
+    request = _request(arguments, board, arguments.what)
+    sessions = []
+    for _ in range(arguments.repeat):
+        session = _new_session(None, arguments.what)
+        result = _record_one(board, request, session)
+        _recorded(session, result, strict=False)
+        if not result.complete:
+            raise PtatError(f"{session} is incomplete: no more runs are made", "see above why")
+        sessions.append(session)
+    return sessions
+
+
+def _refuse_given(
+    arguments: argparse.Namespace, options: Sequence[argparse.Action], needed: str
+) -> None:
+    """Options that would be ignored without another are a mistake."""
+    for option in options:
+        if getattr(arguments, option.dest) != option.default:
+            raise UsageError(
+                f"{option.option_strings[0]} says how to record", f"add {needed}, or leave it out"
+            )
 
 
 def _check(arguments: argparse.Namespace) -> int:

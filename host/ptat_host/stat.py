@@ -116,6 +116,12 @@ class _Counts:
         return None
 
 
+def count_of(stat: Stat, cpu: Cpu | None, *roles: str) -> int | None:
+    """What was counted for roles such as `walks_load`, summed up; None: it was not."""
+    found = _Counts(stat, [cpu] if cpu else [*pmu.CPUS, GENERIC]).role(*roles)
+    return None if found is None else round(found[0])
+
+
 def metrics(stat: Stat, cpu: Cpu | None = None) -> list[Metric]:
     """All that can be derived from the counts; without `cpu`, by the names of the events."""
     counts = _Counts(stat, [cpu] if cpu else [*pmu.CPUS, GENERIC])

@@ -83,6 +83,7 @@ def make_session(directory: Path) -> None:
     summary = {
         "format": "ptat-results",
         "version": 2,
+        "granularity_bytes": 64,
         "complete": True,
         "incomplete_reason": None,
         "totals": {

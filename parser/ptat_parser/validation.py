@@ -10,6 +10,7 @@ and, where the machine reads the whole path at each walk, every walk whole.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,32 @@ EXAMPLES_MAX = 10
 _COUNTERS = tuple(
     f"{name}.walk_completed" for name in ("dtlb_load_misses", "dtlb_store_misses", "itlb_misses")
 )
+_RETIRED = ("mem_inst_retired.stlb_miss_loads", "mem_inst_retired.stlb_miss_stores")
+_BY_SIZE = {12: "_4k", 21: "_2m_4m", 30: "_1g"}
+"""What perf appends to an event's name for one page size, by log2 of its bytes."""
+
+
+@dataclass
+class Compared:
+    """Misses of a process beside what counters say of it, of one page size or of all.
+
+    Counters are kept for each page directory. Its frame may serve one process after the other,
+    which are then compared together.
+    """
+
+    processes: list[str]
+    """``comm tgid`` of each."""
+    page_size_bytes: int | None
+    """None: all sizes."""
+    trace: int
+    walks: int
+    """Completed ones, speculative or not."""
+    retired: int | None = None
+    """Loads and stores that needed a walk and were executed to their end; None: not counted."""
+    untraced: int = 0
+    """Of the walks: those that read no table in the region, as far as a truth tells."""
+    foreign: int = 0
+    """Of the walks: those of other processes with the same page directory, likewise."""
 
 
 @dataclass
@@ -46,7 +73,8 @@ class Validation:
     are in `missing` or `extra` too). `outside_region`: misses of traced processes whose leaf entry
     lay outside the region; `not_demanded`: those of them that the trace need not have.
     `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
-    `relative_error` is 1 − trace/counter over the processes that were traced from their start.
+    `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
+    `compared` the same for each of them, one row for all its pages and one for each page size.
     """
 
     ok: bool = True
@@ -71,6 +99,7 @@ class Validation:
     explained: int | None = None
     kernel_reads: int | None = None
     granularity_bytes: int = 8
+    compared: list[Compared] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     examples: list[dict[str, Any]] = field(default_factory=list)
 
@@ -85,12 +114,13 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
         unexplained=summary["unexplained"]["reads"] + summary["unexplained"]["events"],
         granularity_bytes=summary["granularity_bytes"],
     )
+    unseen = _Unseen()
     if results.session.truth_path.exists():
-        _compare_with_truth(results, found, progress)
+        _compare_with_truth(results, found, unseen, progress)
     else:
         found.notes.append("no truth was recorded: misses cannot be compared one by one")
     if results.session.counters_path.exists():
-        _compare_with_counters(results, found)
+        _compare_with_counters(results, found, unseen)
     else:
         found.notes.append("no counters were recorded")
     if results.session.board.walk_reads == "all":
@@ -117,17 +147,35 @@ def _check_walks(results: Results, found: Validation) -> None:
     found.kernel_reads = walks["broken"] + found.unexplained
 
 
-def _compare_with_counters(results: Results, found: Validation) -> None:
+class _Unseen:
+    """Completed walks that counters have and the trace has not, by page directory and size."""
+
+    def __init__(self) -> None:
+        self.untraced: Counter[tuple[int, int]] = Counter()
+        self.foreign: Counter[tuple[int, int]] = Counter()
+
+    @staticmethod
+    def add(to: Counter[tuple[int, int]], walks: npt.NDArray[Any]) -> None:
+        """Count walks, rows of a truth."""
+        both = walks["pgd_pfn"].astype(np.uint64) << np.uint64(8) | walks["shift"]
+        values, counts = np.unique(both, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            to[value >> 8, value & 255] += count
+
+
+def _compare_with_counters(results: Results, found: Validation, unseen: _Unseen) -> None:
     path = results.session.counters_path
     try:
-        spaces = {
-            space["pgd_pfn"]: sum(space[name] for name in _COUNTERS)
-            for space in json.loads(path.read_bytes())["address_spaces"]
-        }
-    except (ValueError, KeyError, TypeError) as error:
+        content = json.loads(path.read_bytes())
+        spaces = {space["pgd_pfn"]: space for space in content["address_spaces"]}
+        # A model walks for what is executed, and for nothing else.
+        all_retire = str(content.get("source", "")).startswith("testbed model")
+        for pfn, processes in _by_directory(results.summary["processes"]).items():
+            if pfn in spaces:
+                found.compared += _compare_space(pfn, processes, spaces[pfn], all_retire, unseen)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: damaged: {error}", "restore the file, or record again") from None
-    whole = [p for p in results.summary["processes"] if p["why"] in ("fork", "exec")]
-    found.counter_walks = sum(spaces.get(pfn, 0) for pfn in {p["pgd"] >> 12 for p in whole})
+    found.counter_walks = sum(one.walks for one in found.compared if one.page_size_bytes is None)
     if found.foreign_walks:
         # Unlike a CPU's, these counters are kept for each page directory, and its frame may
         # serve one process after the other.
@@ -137,8 +185,62 @@ def _compare_with_counters(results: Results, found: Validation) -> None:
             " directories are taken off the counters"
         )
     if found.counter_walks:
-        trace = sum(process["misses"] for process in whole)
+        trace = sum(p["misses"] for p in results.summary["processes"] if _is_whole(p))
         found.relative_error = 1 - trace / found.counter_walks
+
+
+def _is_whole(process: dict[str, Any]) -> bool:
+    """Traced from its start."""
+    return process["why"] in ("fork", "exec")
+
+
+def _by_directory(processes: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """The whole processes by their page directory's frame."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for process in processes:
+        if _is_whole(process):
+            found.setdefault(process["pgd"] >> 12, []).append(process)
+    return found
+
+
+def _compare_space(
+    pfn: int,
+    processes: list[dict[str, Any]],
+    space: dict[str, int],
+    all_retire: bool,
+    unseen: _Unseen,
+) -> Iterator[Compared]:
+    """All pages, then each page size that either has walks of; `space`: counts by event."""
+    names = [f"{process['comm']} {process['tgid']}" for process in processes]
+    walks = sum(space[name] for name in _COUNTERS)
+    retired: int | None = walks if all_retire else None
+    if _RETIRED[0] in space:
+        retired = sum(space[name] for name in _RETIRED)
+    sizes = list(_BY_SIZE)
+    yield Compared(
+        names,
+        None,
+        sum(process["misses"] for process in processes),
+        walks,
+        retired,
+        sum(unseen.untraced[pfn, size] for size in sizes),
+        sum(unseen.foreign[pfn, size] for size in sizes),
+    )
+    for size, suffix in _BY_SIZE.items():
+        if _COUNTERS[0] + suffix not in space:
+            continue
+        of_size = sum(space[name + suffix] for name in _COUNTERS)
+        trace = sum(p["misses_by_page_size"].get(str(1 << size), 0) for p in processes)
+        if of_size or trace:
+            yield Compared(
+                names,
+                1 << size,
+                trace,
+                of_size,
+                of_size if all_retire else None,
+                unseen.untraced[pfn, size],
+                unseen.foreign[pfn, size],
+            )
 
 
 class _Processes:
@@ -211,7 +313,9 @@ def _join(time: I64, of: I64) -> I64:
     return np.where((at < of.size) & (of[inside] == time), inside, -1)
 
 
-def _compare_with_truth(results: Results, found: Validation, progress: Progress) -> None:
+def _compare_with_truth(
+    results: Results, found: Validation, unseen: _Unseen, progress: Progress
+) -> None:
     summary = results.summary
     walks = truth.Reader(results.session.truth_path, BLOCK_WORDS)
     clock = Clock.from_summary(summary["clock"])
@@ -243,8 +347,10 @@ def _compare_with_truth(results: Results, found: Validation, progress: Progress)
         found.outside_region += int(np.count_nonzero(outside))
         found.not_demanded += int(np.count_nonzero(outside & ~demanded))
         foreign = ~faulted & ~(traced & processes.from_start[owner])
-        shared = np.isin(block["pgd_pfn"][foreign], processes.pgds_from_start)
-        found.foreign_walks += int(np.count_nonzero(shared))
+        foreign &= np.isin(block["pgd_pfn"], processes.pgds_from_start)
+        found.foreign_walks += int(np.count_nonzero(foreign))
+        unseen.add(unseen.untraced, block[outside & processes.from_start[owner]])
+        unseen.add(unseen.foreign, block[foreign])
         found.races += int(np.count_nonzero(traced & (flags & truth.Flag.RACE != 0)))
 
         trace_ns, page = misses.until(last_ns)

@@ -167,6 +167,59 @@ def test_counters(tmp_path):
     assert outcome(path)["relative_error"] == pytest.approx(0.25)
 
 
+def test_each_process_and_page_size(tmp_path):
+    """Walks in untraced tables, and of others with the same page directory, are set apart."""
+    machine = synthetic.Machine()
+    first = machine.exec("one")
+    machine.set_pte(first, 0x5000, True)
+    machine.set_huge(first, 0x40_0000, True)
+    for _ in range(7):
+        machine.access(first, 0x5000)
+    for _ in range(3):
+        machine.access(first, 0x40_0000)
+    machine._truth(first, 0x80_0000, 30, machine.now, truth.Flag(0))
+    machine.now += 10
+    machine.exit(first)
+    machine._truth(first, 0x5000, 12, machine.now, truth.Flag(0))
+    machine.now += 10
+    second = machine.exec("two")
+    machine.set_pte(second, 0x5000, True)
+    machine.access(second, 0x5000)
+    path = machine.write(tmp_path / "s")
+    assert second.pgd_pfn == first.pgd_pfn
+    counts = {first.pgd_pfn: {"_4k": 9, "_2m_4m": 3, "_1g": 1}}
+    spaces = [
+        {"pgd_pfn": pfn}
+        | {
+            f"{event}.walk_completed{size}": by_size.get(size, 0) if size else sum(by_size.values())
+            for size in ("", "_4k", "_2m_4m", "_1g")
+            for event in ("dtlb_load_misses",)
+        }
+        | {
+            f"{event}.walk_completed{size}": 0
+            for size in ("", "_4k", "_2m_4m", "_1g")
+            for event in ("dtlb_store_misses", "itlb_misses")
+        }
+        for pfn, by_size in counts.items()
+    ]
+    retired = {"mem_inst_retired.stlb_miss_loads": 9, "mem_inst_retired.stlb_miss_stores": 2}
+    spaces[0] |= retired
+    (path / "counters.json").write_text(json.dumps({"address_spaces": spaces}))
+    rows = validate(parse(path)).compared
+    assert [[name.split()[0] for name in row.processes] for row in rows] == [["one", "two"]] * 4
+    assert [list(asdict(row).values())[1:] for row in rows] == [
+        # page size, trace, walks, retired, untraced, foreign
+        [None, 11, 13, 11, 1, 1],
+        [4096, 8, 9, None, 0, 1],
+        [2 << 20, 3, 3, None, 0, 0],
+        [1 << 30, 0, 1, None, 1, 0],
+    ]
+    model = {"source": "testbed model skylake", "address_spaces": spaces}
+    (path / "counters.json").write_text(json.dumps(model))
+    rows = validate(parse(path)).compared
+    assert [row.retired for row in rows] == [11, 9, 3, 1]
+
+
 def test_damaged_counters_and_truth(session):
     path = session(steps=50)
     (path / "counters.json").write_text("{")
