@@ -16,11 +16,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.jit import Integer, inlined, jit
+from ptat_parser.jit import Integer, inlined, jit, put_u64
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
-I64 = npt.NDArray[np.int64]
+Values = npt.NDArray[np.int64] | npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
 
 GROUP_ROWS = 1 << 20
 """Rows of one row group: readers find a time by the groups' statistics."""
@@ -32,7 +32,9 @@ PAGE_ROWS = 1 << 15
 
 BLOCK = 128
 MINIBLOCK = 32
-PAGE_BYTES_MAX = 32 + (PAGE_ROWS // BLOCK + 1) * (10 + BLOCK // MINIBLOCK + 8 * BLOCK)
+PAGE_BYTES_MAX = 40 + (PAGE_ROWS // BLOCK + 1) * (10 + BLOCK // MINIBLOCK + 8 * BLOCK)
+WIDTHS = (*range(57), 64)
+"""Bits that a value may have: with one more, a word would not hold what begins within a byte."""
 
 _SEVEN = np.uint64(7)
 _SEVEN_BITS = np.uint64(0x7F)
@@ -56,68 +58,62 @@ def _zigzag(value: Integer) -> Integer:
 
 
 @jit
-def _pack(words: U64, width: Integer) -> None:
-    """Pack `MINIBLOCK` values of `width` bits each, in place."""
+def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
+    """Pack `MINIBLOCK` values of `width` bits each, one of `WIDTHS`; `words` is overwritten.
+
+    Writes to up to 8 bytes after them, too.
+    """
     n: Integer = MINIBLOCK
-    while width <= 32 and n > 1:  # pairs of neighbours, many at a time
+    bits: Integer = width
+    while 2 * bits <= WIDTHS[-2] and n > 1:  # pairs of neighbours, many at a time
         n //= 2
         for i in range(n):
-            words[i] = words[2 * i] | words[2 * i + 1] << np.uint64(width)
-        width *= 2
-    word = np.uint64(0)
-    used: Integer = 0
-    to: Integer = 0
+            words[i] = words[2 * i] | words[2 * i + 1] << np.uint64(bits)
+        bits *= 2
+    if bits == WIDTHS[-1]:
+        for i in range(n):
+            put_u64(out, at + 8 * i, words[i])
+        return
+    before = np.uint64(0)  # what goes into the first byte that a word goes into
     for i in range(n):
-        value = words[i]
-        word |= value << np.uint64(used)
-        used += width
-        if used >= 64:
-            words[to] = word
-            to += 1
-            used -= 64
-            word = value >> np.uint64(width - used) if used else np.uint64(0)
-    if used:
-        words[to] = word
+        start = i * bits
+        word = words[i] << np.uint64(start & 7) | before
+        put_u64(out, at + (start >> 3), word)
+        before = word >> np.uint64(8 * ((start + bits >> 3) - (start >> 3)))
 
 
 @jit
-def encode(values: I64, out: U8) -> Integer:
-    """Write values, at least one, to `out`; return how many bytes they take."""
+def encode(values: Values, out: U8) -> Integer:
+    """Write integers, at least one, to `out`; return how many bytes they take."""
     n = values.size
     at = _put_varint(np.uint64(BLOCK), out, 0)
     at = _put_varint(np.uint64(BLOCK // MINIBLOCK), out, at)
     at = _put_varint(np.uint64(n), out, at)
-    at = _put_varint(_zigzag(values[0]), out, at)
+    at = _put_varint(_zigzag(np.int64(values[0])), out, at)
     above, words = np.empty(BLOCK, np.int64), np.empty(MINIBLOCK, np.uint64)
-    packed = words.view(np.uint32)
     for start in range(1, n, BLOCK):
         size = min(BLOCK, n - start)
-        for i in range(size):
-            above[i] = values[start + i] - values[start + i - 1]
-        least = above[0]
-        for i in range(size):
+        here = values[start - 1 : start + size]
+        least = np.int64(here[1]) - np.int64(here[0])
+        for i in range(here.size - 1):
+            above[i] = np.int64(here[i + 1]) - np.int64(here[i])
             least = min(least, above[i])
-        for i in range(size):
-            above[i] -= least
-        above[size:] = 0
+        above[size:] = least
         at = _put_varint(_zigzag(least), out, at)
         widths = at
         at += BLOCK // MINIBLOCK
         for first in range(0, BLOCK, MINIBLOCK):
             every = np.uint64(0)
             for i in range(MINIBLOCK):
-                words[i] = np.uint64(above[first + i])
+                words[i] = np.uint64(above[first + i] - least)
                 every |= words[i]
             # As a float, a number of very many bits may become the next power of 2.
-            width = min(math.frexp(float(every))[1], 64)
+            width = math.frexp(float(every))[1]
+            width = width if width <= WIDTHS[-2] else WIDTHS[-1]
             out[widths + first // MINIBLOCK] = width
             if width:
-                _pack(words, width)
-                end = at + MINIBLOCK // 8 * width
-                packed_here = out[at:end].view(np.uint32)
-                for i in range(packed_here.size):
-                    packed_here[i] = packed[i]
-                at = end
+                _pack(words, width, out, at)
+                at += MINIBLOCK // 8 * width
     return at
 
 
@@ -208,7 +204,7 @@ class _Chunk:
         self._pages: list[bytes] = []
         self._ends: list[int] = []
 
-    def add(self, values: I64, buffer: U8) -> None:
+    def add(self, values: Values, buffer: U8) -> None:
         """Append a page; `buffer` is for packing."""
         size = encode(values, buffer)
         data = {1: values.size, 2: _DELTA_BINARY_PACKED, 3: _RLE, 4: _RLE}
@@ -270,7 +266,7 @@ class Writer:
         for first in range(0, columns[0].size, PAGE_ROWS):
             for chunk, values in zip(self._chunks, columns, strict=True):
                 page = values[first : first + PAGE_ROWS]
-                chunk.add(page.astype(np.int64, copy=False), self._buffer)
+                chunk.add(page, self._buffer)
             if self._chunks[0].values >= GROUP_ROWS:
                 self._end_group()
 
