@@ -4,13 +4,16 @@
 PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
-.PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser \
+.PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
-	calibrate bench-boards bitstream registers mutate-gateware fresh golden clean
+	calibrate bench-boards bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
 	@echo 'make demo             record gups and python3 in the testbed, report, validate'
 	@echo 'make test             lint and all tests (boots the patched kernel in QEMU)'
+	@echo 'make docs             this documentation as a site: docs/_build/html/index.html'
+	@echo 'make man              manual pages: man -M docs/_build/man ptat'
+	@echo 'make notebook-session record what notebooks and screenshots are of'
 	@echo 'make golden           accept what the reports print now'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
@@ -52,6 +55,13 @@ packages-firmware: packages
 packages-browser: packages
 	@setup/packages.sh browser
 
+packages-docs: packages
+	@setup/packages.sh docs
+
+.venv/docs-ready: .venv/ready
+	.venv/bin/pip install --quiet --editable '.[docs]'
+	@touch $@
+
 kernel: packages
 	@kernel-patch/build.sh >/dev/null
 
@@ -65,7 +75,7 @@ lint: packages .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh .ci/run
+	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh docs/notebooks/*.sh .ci/run
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
 
@@ -76,12 +86,25 @@ test: setup .venv/gateware-ready packages-firmware packages-browser lint
 test-bitstream:
 	nice -n 19 $(PYTHON) -m ptat_gateware.bitstream
 
-test-suite:
+test-suite: docs man
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 	$(PYTHON) -m ptat_testbed.sim_soc
+
+# With notebooks run anew, and pictures of the report of today; a warning fails the build.
+docs: .venv/docs-ready packages-browser
+	$(PYTHON) docs/screenshots.py docs/_build/generated
+	.venv/bin/sphinx-build --quiet --fail-on-warning --fresh-env \
+		--doctree-dir docs/_build/doctrees docs docs/_build/html
+
+man: .venv/docs-ready packages-docs
+	$(PYTHON) docs/manual.py docs/_build/man
+	mandoc -T lint -W warning docs/_build/man/man1/*.1
+
+notebook-session: setup
+	docs/notebooks/record.sh
 
 # Accepts what the reports print now as what they are to print; look at the difference.
 golden: .venv/ready
@@ -143,4 +166,4 @@ fresh:
 	setup/fresh.sh trixie demo
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf docs/_build .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-2-Clause
-# usage: setup/packages.sh [gateware|firmware|browser]
+# usage: setup/packages.sh [gateware|firmware|browser|docs]
 #
 # Installs the Debian packages that ptat is built and run with; with "gateware",
 # those that simulating the gateware needs, too; with "firmware", those that
 # testing and compiling the firmware needs; with "browser", the one that tests of
-# the HTML report look at it with. Does nothing, fast, when all are there.
+# the HTML report look at it with; with "docs", the one that checks manual pages.
+# Does nothing, fast, when all are there.
 set -euo pipefail
 
 die() {
@@ -35,7 +36,8 @@ gateware) packages+=(verilator) ;;
 # clang is for libFuzzer; ninja builds picolibc
 firmware) packages+=(libcmocka-dev clang libclang-rt-dev gcc-riscv64-unknown-elf ninja-build) ;;
 browser) packages+=(chromium) ;;
-*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser]" ;;
+docs) packages+=(mandoc) ;;
+*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs]" ;;
 esac
 
 [ -r /etc/os-release ] || die "this is no Debian (no /etc/os-release); use Debian 12 or 13"
