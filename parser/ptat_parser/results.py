@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Parses a session into ``results/`` and reads it back.
 
-results = ptat_parser.parse(directory)
-for time_ns, page in results.misses():
-    ...
+`parse` writes them, `load` opens them; a `Results` yields its misses in batches::
+
+    results = ptat_parser.parse(directory)
+    for time_ns, page in results.misses():
+        ...
 """
 
 from __future__ import annotations

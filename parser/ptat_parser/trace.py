@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The misses of a session, for programs: by process, time and address, never all in memory.
 
-with ptat_parser.open(session) one asks for misses, and nothing is read until they are used:
+With ptat_parser.open(session) one asks for misses, and nothing is read until they are used::
 
     trace = ptat_parser.open("DIR")
     for batch in trace.misses(pid=42, time=(0, 5_000_000_000)).batches():
