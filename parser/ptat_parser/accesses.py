@@ -15,6 +15,7 @@ make no sense are left out and counted.
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -102,6 +103,8 @@ class Accesses:
     rejected: Rejected = field(default_factory=Rejected)
     granularity_bytes: int = 1
     """What is known of addresses: they are multiples of this."""
+    done: Callable[[], tuple[int, int]] = lambda: (0, 1)
+    """How much of how much was read, as far as that can be known."""
 
 
 def open_trace(where: str, kind: str | None = None) -> Accesses:
@@ -126,7 +129,7 @@ def of_testbed(session: Session) -> Accesses:
 
 def _open(stream: _Stream, kind: str | None, session: Session | None) -> Accesses:
     kind = kind or _kind_of(stream)
-    accesses = Accesses(stream.name, kind, iter(()))
+    accesses = Accesses(stream.name, kind, iter(()), done=stream.done)
     accesses.rejected.what = "line" if kind in ("text", "lackey") else "record"
     accesses.batches = FORMATS[kind](stream, accesses, session)
     return accesses
@@ -143,6 +146,7 @@ class _Stream:
     def __init__(self, name: str) -> None:
         self.name = name
         file: IO[bytes] = sys.stdin.buffer if name == "-" else Path(name).open("rb")  # noqa: SIM115
+        self._file = file
         start = file.peek(4)[:4]  # type: ignore[attr-defined]
         codec = next((codec for magic, codec in _CODECS.items() if start.startswith(magic)), None)
         self._parts: Iterator[IO[bytes]] = iter([file])
@@ -155,6 +159,12 @@ class _Stream:
             self._part = next(self._parts)
         except (zipfile.BadZipFile, StopIteration) as error:
             raise BadInput(f"{name}: damaged: {error}", "make the trace again") from None
+
+    def done(self) -> tuple[int, int]:
+        """Bytes read of the file, and all of them."""
+        if not self._file.seekable():
+            return 0, 1
+        return self._file.tell(), os.fstat(self._file.fileno()).st_size
 
     @staticmethod
     def _members(archive: zipfile.ZipFile) -> Iterator[IO[bytes]]:
@@ -429,8 +439,12 @@ def of_session(trace: Trace) -> Accesses:
     address = vaddr | space << np.uint64(SPACE_SHIFT)
     smallest = group[size == size.min()] if size.size else group
 
+    read = 0
+
     def batches() -> Iterator[Batch]:
+        nonlocal read
         for _, page in trace.misses().raw():
+            read += page.size
             yield Batch(
                 address[page],
                 np.ones(page.size, np.uint32),
@@ -442,6 +456,7 @@ def of_session(trace: Trace) -> Accesses:
         "session",
         batches(),
         granularity_bytes=int(smallest.max(initial=1)),
+        done=lambda: (read, int(trace.summary["totals"]["misses"])),
     )
 
 

@@ -57,7 +57,7 @@ class References(AbstractContextManager["References"]):
         accesses: Accesses,
         unit_bytes: int,
         cache_bytes: int = 0,
-        progress: Callable[[int], None] = lambda done: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Read a trace to its end.
 
@@ -65,7 +65,7 @@ class References(AbstractContextManager["References"]):
         :param cache_bytes: leave out what hits in a cache of this size before the memory, with
             lines of 64 bytes and 8 ways, replaced by LRU; 0: nothing. As Cachegrind's, it does not
             tell loads from stores.
-        :param progress: told how many accesses there were so far.
+        :param progress: told how much of how much of the trace was read.
         :raises PtatError: the trace cannot be read, or has no accesses.
         """
         self.name, self.format = accesses.name, accesses.format
@@ -101,7 +101,9 @@ class References(AbstractContextManager["References"]):
         """How many reach the memory."""
         return sum(self.counts.values())
 
-    def _read(self, accesses: Accesses, cache_bytes: int, progress: Callable[[int], None]) -> None:
+    def _read(
+        self, accesses: Accesses, cache_bytes: int, progress: Callable[[int, int], None]
+    ) -> None:
         cache = _Cache(cache_bytes) if cache_bytes else None
         shift = self.unit_bytes.bit_length() - 1
         for batch in accesses.batches:
@@ -121,7 +123,7 @@ class References(AbstractContextManager["References"]):
                         "a reference takes 4 bytes there: set TMPDIR to where there is room",
                     ) from None
                 self.touches += touched.size
-            progress(self.accesses + self.cached)
+            progress(*accesses.done())
         self._file.flush()
 
     def sequence(self, page_bytes: int) -> PageSequence:
