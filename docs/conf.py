@@ -5,7 +5,7 @@ import re
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-from jupyter_client import KernelManager
+from jupyter_client.manager import KernelManager
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
 
