@@ -58,7 +58,7 @@ class File
 	}
 	void put(uint64_t word)
 	{
-		if (fwrite(&word, sizeof(word), 1, file_) != 1)
+		if (fwrite_unlocked(&word, sizeof(word), 1, file_) != 1)
 			die(2, "%s: %s", path_, strerror(errno));
 	}
 	/* For those who wait: at once in the file. */

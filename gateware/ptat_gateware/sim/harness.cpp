@@ -109,6 +109,12 @@ class Link
 	std::minstd_rand random_;
 };
 
+template <typename Function> void for_each_bit(uint32_t bits, Function &&function)
+{
+	for (; bits; bits &= bits - 1)
+		function(static_cast<unsigned>(__builtin_ctz(bits)));
+}
+
 /* Requests of one bank in a flood, as indices into all of them. */
 struct Queue {
 	std::vector<uint32_t> requests;
@@ -121,6 +127,19 @@ struct Channel {
 	CData *column_phases, *column_bank;
 	Link link;
 	Queue queue[banks];
+	/* Banks that are offered a request, and those that are to be offered their next. */
+	uint32_t offered = 0, waiting = 0;
+
+	void offer(unsigned b, uint64_t request)
+	{
+		bank[b].offer(request);
+		offered |= UINT32_C(1) << b;
+	}
+	void withdraw(unsigned b)
+	{
+		*bank[b].valid = 0;
+		offered &= ~(UINT32_C(1) << b);
+	}
 };
 
 class Machine
@@ -194,25 +213,26 @@ class Machine
 void Machine::clear_banks()
 {
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++)
-		for (const Bank &bank : channels_[c].bank)
-			*bank.valid = 0;
+		for_each_bit(channels_[c].offered, [&](unsigned b) { channels_[c].withdraw(b); });
 }
 
 void Machine::offer_flood()
 {
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++) {
-		for (unsigned b = 0; b < banks; b++) {
-			Queue &queue = channels_[c].queue[b];
-			const Bank &bank = channels_[c].bank[b];
+		Channel &channel = channels_[c];
 
-			*bank.valid = 0;
+		for_each_bit(channel.waiting, [&](unsigned b) {
+			Queue &queue = channel.queue[b];
+
+			channel.withdraw(b);
 			if (queue.pause_clocks) {
 				queue.pause_clocks--;
-				continue;
+				return;
 			}
+			channel.waiting &= ~(UINT32_C(1) << b);
 			if (queue.next < queue.requests.size())
-				bank.offer((*requests_)[queue.requests[queue.next]]);
-		}
+				channel.offer(b, (*requests_)[queue.requests[queue.next]]);
+		});
 	}
 }
 
@@ -220,7 +240,7 @@ void Machine::offer_timed()
 {
 	clear_banks();
 	if (const uint64_t *request = timed_.next(ticks_, columns_, top_.advance))
-		channels_[channel_of(*request)].bank[bank_of(*request)].offer(*request);
+		channels_[channel_of(*request)].offer(bank_of(*request), *request);
 }
 
 /* The state before a rising edge of the snooper's clock: what happens at it. */
@@ -239,21 +259,22 @@ void Machine::after_snoop_edge()
 			if (mode_ == TIMED)
 				timed_.seen(at);
 		}
-		for (unsigned b = 0; b < banks; b++) {
-			if (!*channel.bank[b].valid || !*channel.bank[b].ready)
-				continue;
+		for_each_bit(channel.offered, [&](unsigned b) {
+			if (!*channel.bank[b].ready)
+				return;
 			if (mode_ == TIMED) {
 				timed_.taken();
-				continue;
+				return;
 			}
 			Queue &queue = channel.queue[b];
+			channel.waiting |= UINT32_C(1) << b;
 			queue.next++;
 			while (queue.next < queue.requests.size() &&
 			       (*requests_)[queue.requests[queue.next]] & request_pause) {
 				queue.pause_clocks += static_cast<uint32_t>(
 					(*requests_)[queue.requests[queue.next++]]);
 			}
-		}
+		});
 	}
 	ticks_ += phases * (UINT64_C(1) + top_.advance);
 	cycles_++;
@@ -347,9 +368,11 @@ void Machine::flood(const std::vector<uint64_t> &requests)
 {
 	uint64_t columns_wanted = columns_seen_;
 
-	for (unsigned c = 0; c < PTAT_CHANNELS; c++)
+	for (unsigned c = 0; c < PTAT_CHANNELS; c++) {
 		for (Queue &queue : channels_[c].queue)
 			queue = Queue();
+		channels_[c].waiting = (UINT32_C(1) << banks) - 1;
+	}
 	for (size_t i = 0; i < requests.size(); i++) {
 		uint64_t request = requests[i];
 		Queue &queue = channels_[channel_of(request)].queue[bank_of(request)];
