@@ -80,7 +80,7 @@ lint: packages .venv/ready
 	kernel-patch/checkpatch.sh
 
 # Place and route is one long process of low priority, beside tests that are mostly one, too.
-test: setup .venv/gateware-ready packages-firmware packages-browser lint
+test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs lint
 	$(MAKE) --jobs=2 --keep-going test-suite test-bitstream
 
 test-bitstream:
