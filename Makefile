@@ -95,6 +95,7 @@ test-suite: docs man
 
 # With notebooks run anew, and pictures of the report of today; a warning fails the build.
 docs: .venv/docs-ready packages-browser
+	rm -rf docs/notebooks/session/results
 	$(PYTHON) docs/screenshots.py docs/_build/generated
 	.venv/bin/sphinx-build --quiet --fail-on-warning --fresh-env \
 		--doctree-dir docs/_build/doctrees docs docs/_build/html
