@@ -1166,12 +1166,18 @@ def _text_of(name: str) -> str:
 def _add_completion(commands: _Commands[_Parser], ptat: _Parser) -> None:
     parser = _add_command(commands, "completion", "print what makes a shell complete ptat's words")
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
-    parser.set_defaults(run=lambda arguments: _completion(ptat, arguments.shell))
+    parser.set_defaults(run=lambda arguments: _completion(commands, ptat, arguments.shell))
 
 
-def _completion(ptat: _Parser, shell: str) -> int:
+def _completion(commands: _Commands[_Parser], ptat: _Parser, shell: str) -> int:
     import shtab
 
+    paths = dict.fromkeys(("DIR", "BEFORE", "AFTER"), shtab.DIRECTORY)
+    paths |= dict.fromkeys(("FILE", "CMD"), shtab.FILE)
+    for command in commands.choices.values():
+        for action in command._actions:
+            if kind := paths.get(str(action.metavar)):
+                action.complete = kind  # type: ignore[attr-defined]
     print(shtab.complete(ptat, shell))
     return 0
 
