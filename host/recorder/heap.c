@@ -220,16 +220,7 @@ void *memalign(size_t alignment, size_t bytes)
 	return memory;
 }
 
-void *aligned_alloc(size_t alignment, size_t bytes)
-{
-	void *memory;
-
-	if (!real.memalign)
-		find();
-	memory = real.memalign(alignment, bytes);
-	ALLOCATED(memory, bytes);
-	return memory;
-}
+void *aligned_alloc(size_t alignment, size_t bytes) __attribute__((alias("memalign")));
 
 int posix_memalign(void **memory, size_t alignment, size_t bytes)
 {
