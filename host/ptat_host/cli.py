@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_parse(commands)
     _add_report(commands)
     _add_script(commands)
+    _add_top(commands)
     _add_hugepages(commands)
     _add_diff(commands)
     _add_overhead(commands)
@@ -532,6 +533,49 @@ def _add_script(commands: _Commands[_Parser]) -> None:
     parser.set_defaults(run=_script)
 
 
+def _add_top(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(commands, "top", "show what misses while it is being recorded")
+    _add_session(parser)
+    parser.add_argument(
+        "--interval",
+        metavar="S",
+        type=_duration,
+        default=1.0,
+        help="seconds between two looks (default: 1)",
+    )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=_positive,
+        default=10,
+        help="processes and objects to list (default: 10)",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="look once, over all that is recorded so far (default: until the recording ends)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object for each look, a line each (default: text for people)",
+    )
+    parser.set_defaults(run=_top)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, top
+
+    follower = top.Follower(_session(arguments), arguments.top)
+    if not arguments.once:
+        top.show(follower, arguments.interval, as_json=arguments.json)
+    elif arguments.json:
+        print(json.dumps(follower.view().as_dict()))
+    else:
+        console.show(top.render(follower.view()))
+    return 0
+
+
 HUGE_PAGES = {"2M": [2 << 20], "1G": [1 << 30], "both": [2 << 20, 1 << 30]}
 
 
@@ -571,19 +615,19 @@ def _hugepages(arguments: argparse.Namespace) -> int:
 
 
 def _add_diff(commands: _Commands[_Parser]) -> None:
-    parser = _add_command(commands, "diff", "compare two sessions")
-    parser.add_argument("before", metavar="BEFORE", type=_location, help="session directory")
-    parser.add_argument("after", metavar="AFTER", type=_location, help="session directory")
-    for side in ("before", "after"):
-        parser.add_argument(
-            f"--also-{side}",
-            metavar="DIR",
-            type=_location,
-            action="append",
-            default=[],
-            help=f"a further recording of {side.upper()}, to tell changes from chance; again for"
-            " each (default: none)",
-        )
+    parser = _add_command(commands, "diff", "compare two sessions, or two sets of repeats")
+    parser.usage = "ptat diff BEFORE AFTER\n       ptat diff BEFORE… --against AFTER…"
+    parser.add_argument(
+        "sessions", metavar="DIR", type=_location, nargs="+", help="session directories"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="DIR",
+        type=_location,
+        nargs="+",
+        help="sessions of after; those before are repeats of one run, and so are these (default:"
+        " the second of two)",
+    )
     parser.add_argument(
         "--top",
         metavar="N",
@@ -599,13 +643,15 @@ def _diff(arguments: argparse.Namespace) -> int:
     import ptat_parser
     from ptat_host import console, diff
 
-    before, after = (
-        [ptat_parser.open(directory) for directory in side]
-        for side in (
-            [arguments.before, *arguments.also_before],
-            [arguments.after, *arguments.also_after],
-        )
-    )
+    before, after = arguments.sessions, arguments.against
+    if after is None:
+        if len(before) != 2:
+            raise UsageError(
+                f"{len(before)} sessions: which are before, and which after?",
+                "ptat diff BEFORE AFTER, or ptat diff BEFORE… --against AFTER…",
+            )
+        before, after = before[:1], before[1:]
+    before, after = ([ptat_parser.open(path) for path in side] for side in (before, after))
     changes = diff.compare(before, after, arguments.top)
     notes = diff.warnings(before, after)
     if arguments.json:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """``ptat diff``: two recordings of a program, or two sets of them, side by side.
 
-Processes are matched by name, objects by name, kind and place. Where each side was recorded
-several times, a change is *clear* if the ranges of the two sides do not touch.
+Processes are matched by name, objects by name and place. Where each side was recorded several
+times, a change is *significant* if chance alone would seldom bring it about: see
+`repeats.difference`. Changes of one kind are many comparisons, for which p is adjusted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -17,10 +18,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ptat_host import repeats
 from ptat_host.objects import Objects
+from ptat_host.repeats import ALPHA, difference
 from ptat_host.report import printable
 from ptat_host.sizes import format_size
 from ptat_parser import Trace
+
+ENOUGH = 4
+"""Of so many recordings of each side, if all differ, p is 0.029."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,9 @@ class Change:
     name: str
     before: tuple[int, ...]
     after: tuple[int, ...]
+    p: float | None = None
+    """How often chance brings about as much, adjusted for all changes of its kind; None: not known
+    from one recording of a side."""
 
     @property
     def change(self) -> float | None:
@@ -40,27 +49,31 @@ class Change:
         return median(self.after) / before - 1 if before else None
 
     @property
-    def clear(self) -> bool | None:
-        """More than the spread of either side; None: not known from one recording of each."""
-        if min(len(self.before), len(self.after)) < 2:
-            return None
-        return min(self.after) > max(self.before) or max(self.after) < min(self.before)
+    def significant(self) -> bool | None:
+        """None: not known from one recording of a side."""
+        return None if self.p is None else self.p < ALPHA
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "change": self.change, "clear": self.clear}
+        return {**asdict(self), "change": self.change, "significant": self.significant}
 
 
 def compare(before: Sequence[Trace], after: Sequence[Trace], top: int) -> list[Change]:
     """All changes: the total, then of each kind the `top` largest, in misses."""
     sides = [[_counts(trace) for trace in side] for side in (before, after)]
+
+    def of(side: list[dict[str, Counter[str]]], what: str, name: str) -> tuple[int, ...]:
+        return tuple(counts[what][name] for counts in side)
+
     changes = []
     for what in ("total", "page size", "process", "object"):
         names = {key for side in sides for counts in side for key in counts[what]}
         found = [
-            Change(what, name, *(tuple(counts[what][name] for counts in side) for side in sides))
-            for name in names
+            Change(what, name, of(sides[0], what, name), of(sides[1], what, name)) for name in names
         ]
+        if min(len(before), len(after)) > 1:
+            chances = repeats.adjusted([difference(one.before, one.after) for one in found])
+            found = [replace(one, p=p) for one, p in zip(found, chances, strict=True)]
         found.sort(key=lambda one: (-abs(median(one.after) - median(one.before)), one.name))
         changes += found[:top]
     return changes
@@ -79,7 +92,23 @@ def warnings(before: Sequence[Trace], after: Sequence[Trace]) -> list[str]:
     ):
         if len(values) > 1:
             found.append(f"the recordings have different {name}")
-    return found
+    return found + _about_chance(len(before), len(after))
+
+
+def _about_chance(before: int, after: int) -> list[str]:
+    """How far the number of recordings lets chance be told from change."""
+    if min(before, after) < 2:
+        return [
+            "one recording of a side: nothing can be said of significance; give repeats of both:"
+            " ptat diff A1 A2 … --against B1 B2 …"
+        ]
+    least = repeats.least_p(before, after)
+    if least >= ALPHA:
+        return [
+            f"{before} and {after} recordings: no change can be significant (p is {least:.2f} at"
+            f" the least, {ALPHA:g} is needed); record each {ENOUGH} times"
+        ]
+    return []
 
 
 def _counts(trace: Trace) -> dict[str, Counter[str]]:
@@ -105,8 +134,8 @@ def _counts(trace: Trace) -> dict[str, Counter[str]]:
 def render(changes: Sequence[Change], notes: Sequence[str]) -> RenderableType:
     """A table of all changes."""
     table = Table(box=None, pad_edge=False, header_style="underline")
-    for index, column in enumerate(("", "", "before", "after", "change", "clear")):
-        table.add_column(column, justify="right" if index in (2, 3, 4) else "left")
+    for index, column in enumerate(("", "", "before", "after", "change", "p", "significant")):
+        table.add_column(column, justify="right" if index in (2, 3, 4, 5) else "left")
     last = None
     for one in changes:
         change = "new" if one.change is None else f"{100 * one.change:+.1f} %"
@@ -116,13 +145,11 @@ def render(changes: Sequence[Change], notes: Sequence[str]) -> RenderableType:
             _range(one.before),
             _range(one.after),
             change,
-            {None: "", True: "yes", False: "no"}[one.clear],
+            "" if one.p is None else f"{one.p:.3f}",
+            {None: "", True: "yes", False: "no"}[one.significant],
         )
         last = one.what
-    parts: list[RenderableType] = [table]
-    if changes and changes[0].clear is None:
-        parts += ["", Text("note: one recording a side: how much of this is chance is not known")]
-    return Group(*parts, *(Text(f"note: {note}") for note in notes))
+    return Group(table, "", *(Text(f"note: {note}") for note in notes))
 
 
 def _range(values: Sequence[int]) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 from ptat_host import recorder
 from ptat_host.boards.base import BoardError, Check, RecordRequest
+from ptat_host.fill import Fill
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 
 CONTROL = Path("/sys/kernel/mm/ptat")
@@ -277,6 +278,18 @@ class LiveMachine:
             self._take_log()
         run.failure = run.failure or self._failure
         return run
+
+    def fills(self) -> list[Fill]:
+        """How full the buffers of the kernel's log are."""
+        found = []
+        for cpu in self._cpus:
+            directory = self._instance / "per_cpu" / f"cpu{cpu}"
+            with contextlib.suppress(OSError, ValueError):
+                used = re.search(r"^bytes: (\d+)", (directory / "stats").read_text(), re.M)
+                kib = (directory / "buffer_size_kb").read_text().split()[0]
+                if used:
+                    found.append(Fill(f"kernel log, CPU {cpu}", int(used[1]), int(kib) * 1024))
+        return found
 
     def aftermath(self) -> dict[str, Any]:
         """`kernel` of session.json, what is only known after the run."""

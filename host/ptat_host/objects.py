@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ptat_host import maps, symbols
 from ptat_host.maps import ANONYMOUS, PROT_EXEC, Mapping, Region
-from ptat_host.symbols import Call
+from ptat_host.symbols import Call, Symbols
 from ptat_parser import Trace
 
 PAGE_BYTES = 4096
@@ -66,11 +66,14 @@ class Object:
 class Objects:
     """The objects of a trace. Nothing is counted until `count` is called."""
 
-    def __init__(self, trace: Trace) -> None:
-        """Read what was mapped; without a recording of that, all is unknown."""
+    def __init__(self, trace: Trace, names: Symbols | None = None) -> None:
+        """Read what was mapped; without a recording of that, all is unknown.
+
+        `names`: None, those that were recorded.
+        """
         session = trace.session.path
         self._trace = trace
-        self._symbols = symbols.load(session)
+        self._symbols = names or symbols.load(session)
         try:
             cycles_hz = trace.summary["clock"]["cycles_hz"]
             self.maps = maps.read(maps.path_of(session), cycles_hz)

@@ -28,6 +28,9 @@ from ptat_parser.errors import PtatError
 FREE_BYTES_MIN = 256 << 20
 """Below this no recording is begun: a few seconds of misses would fill it."""
 
+RUNNING = "ptat record did not end, or is still running"
+"""Why a session is incomplete, as long as nothing else is known."""
+
 _DESCRIPTION_BYTES_MAX = 256 << 10
 
 
@@ -197,7 +200,7 @@ def _before(board: Board, request: RecordRequest) -> dict[str, Any]:
         "ptat_version": version("ptat"),
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "complete": False,
-        "incomplete_reason": "ptat record did not end, or is still running",
+        "incomplete_reason": RUNNING,
         "command": {
             "argv": list(request.argv),
             "cwd": str(request.cwd),

@@ -23,7 +23,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
 from ptat_host import maps
-from ptat_host.maps import Frame
+from ptat_host.maps import Frame, Maps
 
 FILE = "symbols.json"
 
@@ -122,7 +122,19 @@ def collect(session: Path) -> None:
     recording = maps.path_of(session)
     if not recording.exists() or (session / FILE).exists():
         return  # a replayed session brings its own
-    found = maps.read(recording, 1e9)  # times do not matter here
+    found = gather(maps.read(recording, 1e9))  # times do not matter here
+    content = {
+        "modules": {path: _as_json(module) for path, module in found.modules.items()},
+        "calls": [
+            [frame.file, frame.offset_bytes, [astuple(call) for call in chain]]
+            for frame, chain in found.calls.items()
+        ],
+    }
+    (session / FILE).write_text(json.dumps(content) + "\n")
+
+
+def gather(found: Maps) -> Symbols:
+    """The names in the files that are mapped, as these files are now."""
     modules = {path: module for path in sorted(found.files) if (module := _read_elf(Path(path)))}
     frames = {
         frame
@@ -131,14 +143,7 @@ def collect(session: Path) -> None:
         for frame in region.mapping.frames
     }
     calls = _resolve(sorted(frames, key=lambda frame: (frame.file, frame.offset_bytes)), modules)
-    content = {
-        "modules": {path: _as_json(module) for path, module in modules.items()},
-        "calls": [
-            [frame.file, frame.offset_bytes, [astuple(call) for call in chain]]
-            for frame, chain in calls.items()
-        ],
-    }
-    (session / FILE).write_text(json.dumps(content) + "\n")
+    return Symbols(modules, calls)
 
 
 def load(session: Path) -> Symbols:

@@ -39,17 +39,36 @@ def test_diff(session, capsys):
 
 
 def test_diff_of_repeats_tells_chance_from_change(session, capsys):
-    befores = [other(f"b{n}", misses, 7) for n, misses in enumerate((100, 110, 90))]
-    afters = [other(f"a{n}", misses, new) for n, (misses, new) in enumerate(((50, 6), (60, 8)))]
-    also = [f"--also-before={name}" for name in befores[1:]] + [f"--also-after={afters[1]}"]
-    assert main(["diff", "--json", befores[0], afters[0], *also]) == 0
+    befores = [other(f"b{n}", misses, 7 + n) for n, misses in enumerate((100, 110, 90, 95))]
+    afters = [other(f"a{n}", misses, 8 + n) for n, misses in enumerate((50, 60, 55, 40))]
+    assert main(["diff", *befores, "--against", *afters, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     by_name = {(one["what"], one["name"]): one for one in found["changes"]}
     gups, new = by_name["process", "gups"], by_name["process", "p9"]
-    assert (gups["before"], gups["after"], gups["clear"]) == ([100, 110, 90], [50, 60], True)
-    assert gups["change"] == pytest.approx(-0.45)
-    assert (new["clear"], new["change"]) == (False, 0.0)
+    assert (gups["before"], gups["after"]) == ([100, 110, 90, 95], [50, 60, 55, 40])
+    assert gups["change"] == pytest.approx(52.5 / 97.5 - 1)
+    # 2 of the 70 ways to divide them are as far apart; adjusted for two processes.
+    assert gups["p"] == pytest.approx(min(2 * 2 / 70, max(2 * 2 / 70, new["p"])))
+    assert by_name["total", "misses"]["p"] == pytest.approx(2 / 70)
+    assert by_name["total", "misses"]["significant"] is True
+    assert new["significant"] is False
     assert found["warnings"] == []
+    assert main(["diff", *befores, "--against", *afters]) == 0
+    expect("diff-repeats.txt", capsys.readouterr().out)
+
+
+def test_diff_of_too_few_repeats(session, capsys):
+    names = [other(f"s{n}", 10 * n, 7) for n in range(1, 7)]
+    assert main(["diff", *names[:3], "--against", *names[3:]]) == 0
+    assert "no change can be significant (p is 0.10 at the least" in capsys.readouterr().out
+    assert main(["diff", names[0], "--against", *names[3:]]) == 0
+    assert "nothing can be said of significance" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", [["before"], ["before"] * 3])
+def test_diff_of_who_knows_what(session, capsys, names):
+    assert main(["diff", *names]) == 2
+    assert "which are before, and which after?" in capsys.readouterr().err
 
 
 def test_diff_of_what_cannot_be_compared(session, capsys):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ptat_host import live
+from ptat_host import fill, live
 from ptat_host.boards.client import Client, LinkError
 from ptat_host.cli import main
 from ptat_host.live import Run
@@ -50,6 +50,9 @@ class Machine:
                 child.terminate()
                 child.wait()
         return Run(exit_status=child.returncode, failure=failure)
+
+    def fills(self) -> list[fill.Fill]:
+        return [fill.Fill("kernel log, CPU 0", 1, 4096)]
 
     def aftermath(self) -> dict[str, Any]:
         return {"stat": {}, "check": None, "warnings": []}
@@ -96,6 +99,19 @@ def test_one_board(boards, source):
     assert channel["link"]["blocks"] == 120
     assert found["region"] == REGION
     assert Path("out/bus.0.raw").read_bytes() == source.read_bytes()
+
+
+def test_how_full_the_buffers_are(boards, monkeypatch):
+    told = []
+    write = fill.write
+    monkeypatch.setattr(fill, "write", lambda path, fills: told.append(fills) or write(path, fills))
+    status, _ = record(boards([]))
+    assert status == 0
+    board, log = told[0]
+    assert board.name.startswith("udp:127.0.0.1:")
+    assert 0 <= board.used <= board.size
+    assert log.name == "kernel log, CPU 0"
+    assert not list(Path("out").glob("buffers*"))
 
 
 def test_two_boards(boards, source):

@@ -299,6 +299,7 @@ def test_every_option_states_its_default():
         "parse",
         "report",
         "script",
+        "top",
         "hugepages",
         "diff",
         "overhead",

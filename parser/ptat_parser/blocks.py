@@ -417,7 +417,7 @@ class BusReader:
     def _crcs(self, words: U64, first: int) -> U64:
         """CRC of each block; once all have been looked at, what makes them good or bad again."""
         if self._damaged is None:
-            return _crcs(words)
+            return crcs(words)
         crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
         crc[[i for i in range(len(words)) if first + i in self._damaged]] ^= ONE
         return crc
@@ -469,7 +469,7 @@ def chunks_of(reader: Iterable[Chunk]) -> Iterator[AnyChunk]:
     return reader.chunks() if isinstance(reader, BusReader) else iter(reader)
 
 
-def _crcs(words: U64) -> U64:
+def crcs(words: U64) -> U64:
     """CRC of each block's words but the last."""
     view = words.data.cast("B")
     crc32, checked_bytes = zlib_ng.crc32, wire.WORD_CHECK * 8

@@ -392,8 +392,24 @@ def _scan_cpu(
             "record again",
         )
     data: U8 = read_array(path, np.uint8)
+    cpu, missed, uncounted = _scan(path, number, data, layout)
+    n = cpu.kind.size
+    stats = _read_stats(path.with_suffix(".stats"))
+    read = stats.get("read events")
+    if read is not None and read != n:
+        raise _damaged(path, f"truncated or damaged: {n} events, of which the kernel wrote {read}")
+    dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))
+    lost = max(dropped, missed + uncounted)
+    gaps = _gaps(data, layout) if missed + uncounted else []
+    if dropped > missed and not uncounted:
+        gaps = [(None, None)]
+    return cpu, lost, gaps
+
+
+def _scan(path: Path, number: int, data: U8, layout: _Layout) -> tuple[_Cpu, int, int]:
+    """The events of whole pages, those missed, and the pages that only say that some were."""
     common = next(iter(layout.formats.values())).fields["common_type"]
-    capacity = size_bytes // 8 + 1  # no event is smaller than its header and 4 bytes
+    capacity = data.size // 8 + 1  # no event is smaller than its header and 4 bytes
     offset = np.empty(capacity, np.int64)
     size = np.empty(capacity, np.int64)
     time = np.empty(capacity, np.uint64)
@@ -414,17 +430,8 @@ def _scan_cpu(
     )
     if bad_page >= 0:
         raise _damaged(path, f"page {bad_page} at byte {bad_page * layout.page_bytes}: damaged")
-    stats = _read_stats(path.with_suffix(".stats"))
-    read = stats.get("read events")
-    if read is not None and read != n:
-        raise _damaged(path, f"truncated or damaged: {n} events, of which the kernel wrote {read}")
     layout.check(path, kind[:n], size[:n])
-    dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))
-    lost = max(dropped, missed + uncounted)
-    gaps = _gaps(data, layout) if missed + uncounted else []
-    if dropped > missed and not uncounted:
-        gaps = [(None, None)]
-    return _Cpu(number, data, offset[:n], time[:n], kind[:n]), lost, gaps
+    return _Cpu(number, data, offset[:n], time[:n], kind[:n]), missed, uncounted
 
 
 def _gaps(data: U8, layout: _Layout) -> list[tuple[int | None, int | None]]:
@@ -496,6 +503,42 @@ def read_kernel_log(directory: Path) -> KernelLog:
         lost_seqs,
         gaps,
     )
+
+
+class LogTail:
+    """The log while it is written: what was added since the last look."""
+
+    def __init__(self, directory: Path) -> None:
+        """Nothing needs to be there yet."""
+        self._directory = directory
+        self._layout: _Layout | None = None
+        self._read_bytes: dict[Path, int] = {}
+        self.lost_events = 0
+        """So many were missed, as far as the pages say."""
+
+    def read(self) -> npt.NDArray[Any]:
+        """Table events of the whole pages that were added (dtype `TABLE_EVENT`), by `seq`.
+
+        Raises `ParseError` if one is damaged.
+        """
+        tables = [np.zeros(0, TABLE_EVENT)]
+        for path in sorted(self._directory.glob("cpu*.raw")):
+            if self._layout is None:
+                self._layout = _Layout(self._directory / "formats")
+            page_bytes = self._layout.page_bytes
+            read_bytes = self._read_bytes.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(read_bytes)
+                added = file.read()
+            whole = len(added) // page_bytes * page_bytes
+            self._read_bytes[path] = read_bytes + whole
+            data = np.frombuffer(added, np.uint8, whole)
+            number = int(path.stem.removeprefix("cpu"))
+            cpu, missed, uncounted = _scan(path, number, data, self._layout)
+            self.lost_events += missed + uncounted
+            tables.append(_table_events(cpu, self._layout))
+        table = np.concatenate(tables)
+        return table[np.argsort(table["seq"], kind="stable")]
 
 
 def _table_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:

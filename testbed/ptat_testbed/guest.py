@@ -188,10 +188,13 @@ class Guest:
         machine: Machine,
         request: RecordRequest,
         buffer_kib: int,
-        on_start: Callable[[], None],
+        on_start: Callable[[Outcome], None],
         on_stop: Callable[[], None],
     ) -> None:
-        """`on_start` and `on_stop` are called right before and after the recorded time."""
+        """`on_start` and `on_stop` are called right before and after the recorded time.
+
+        `on_start` gets what the guest has told by then.
+        """
         self._machine = machine
         self._configuration = configuration(request, buffer_kib)
         self._on_start = on_start
@@ -311,7 +314,7 @@ class Guest:
         threading.Thread(target=_send_input, args=[ports["stdin"]], daemon=True).start()
         for name, fd in (("stdout", 1), ("stderr", 2)):
             self._outputs[name] = _Output(ports[name], fd, self._output_broken, self._wakeups.wake)
-        self._on_start()
+        self._on_start(self._outcome)
         self._send(b"go\n")
         self._outcome.started = True
 

@@ -156,15 +156,17 @@ class Recording:
         config: qemu.MachineConfig,
         on_start: Callable[[qemu.Machine], None] = lambda _: None,
         on_stop: Callable[[qemu.Machine], None] = lambda _: None,
+        known: dict[str, Any] | None = None,
     ) -> RecordResult:
         """Boot, run the command, and describe what was recorded: `region` and `kernel`.
 
-        `on_start` and `on_stop` are called right before and after the recorded time.
+        `on_start` and `on_stop` are called right before and after the recorded time. `known`: what
+        else can be said of the session when it begins, where its capture can be read as it grows.
 
         :raises BoardError: nothing was recorded.
         """
         try:
-            outcome, errors = self._run(config, on_start, on_stop)
+            outcome, errors = self._run(config, on_start, on_stop, known)
         except BoardError as error:
             self._discard()
             raise BoardError(self._in_words(error.message), error.hint) from error
@@ -192,14 +194,23 @@ class Recording:
         config: qemu.MachineConfig,
         on_start: Callable[[qemu.Machine], None],
         on_stop: Callable[[qemu.Machine], None],
+        known: dict[str, Any] | None,
     ) -> tuple[guest.Outcome, list[str]]:
         """What the guest told, and what our plugin complained about."""
+
+        def begin(outcome: guest.Outcome) -> None:
+            if known is not None:
+                kernel = self._kernel_metadata(outcome)
+                region = self._region_metadata(outcome)
+                self.request.describe({**known, "region": region, "kernel": kernel})
+            on_start(machine)
+
         with qemu.Machine(config) as machine:
             outcome = guest.Guest(
                 machine,
                 self.request,
                 self.settings.buffer_kib,
-                lambda: on_start(machine),
+                begin,
                 lambda: on_stop(machine),
             ).run()
             machine.stop()

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ptat_host.boards.base import (
     BoardError,
@@ -103,12 +103,19 @@ class TestbedBoard:
             else:
                 gateware = GatewareBus(channels, base, region_bytes, programs)
             bus_file = "bus.model.raw"
-        result = _run(recording, request, session / bus_file, granularity, tlb)
-        result.metadata["board"] = {
-            "granularity_bytes": granularity,
-            "walk_reads": "psc",
-            "channels": [{"index": 0, "file": bus_file, "tick_hz": TICK_HZ}],
+        known: dict[str, Any] = {
+            "board": {
+                "granularity_bytes": granularity,
+                "walk_reads": "psc",
+                "channels": [{"index": 0, "file": bus_file, "tick_hz": TICK_HZ}],
+            },
+            "cpu": {"name": "QEMU TCG with ptat's TLB model", **tlb},
         }
+        # What the gateware captures comes when the guest has ended.
+        result = _run(
+            recording, request, session / bus_file, granularity, tlb, None if gateware else known
+        )
+        result.metadata |= known
         if gateware:
             result.metadata["board"] = gateware.metadata()
             try:
@@ -118,7 +125,6 @@ class TestbedBoard:
             except PtatError as error:
                 result.complete = False
                 result.reason = f"the gateware captured nothing: {error.message}"
-        result.metadata["cpu"] = {"name": "QEMU TCG with ptat's TLB model", **tlb}
         return result
 
     def observe(self, request: ObserveRequest) -> Observed:
@@ -174,8 +180,9 @@ def _run(
     bus: Path,
     granularity: int,
     tlb: Mapping[str, str],
+    known: dict[str, Any] | None = None,
 ) -> RecordResult:
-    """Run the guest with the plugin, whose bus goes to a file."""
+    """Run the guest with the plugin, whose bus goes to a file; `known`: see `run.Recording`."""
     settings = recording.settings
     base, region_bytes = _region(recording)
     plugin = {
@@ -196,7 +203,8 @@ def _run(
         plugin |= parse_buffer(request.options["buffer"])
     arguments = ",".join(f"{key}={escape(value)}" for key, value in plugin.items())
     return recording.record(
-        recording.machine_config(base, plugin=f"{escape(build.plugin())},{arguments}")
+        recording.machine_config(base, plugin=f"{escape(build.plugin())},{arguments}"),
+        known=known,
     )
 
 

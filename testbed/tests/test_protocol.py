@@ -89,7 +89,7 @@ def run(play: Callable[[FakeInit], None], calls: list[str] | None = None) -> Out
     seen = calls if calls is not None else []
     with machine(play) as fake:
         return Guest(
-            fake, REQUEST, 4096, lambda: seen.append("on"), lambda: seen.append("off")
+            fake, REQUEST, 4096, lambda _: seen.append("on"), lambda: seen.append("off")
         ).run()
 
 
@@ -238,7 +238,7 @@ def test_guest_that_lives_but_does_not_get_ready(monkeypatch: pytest.MonkeyPatch
     with machine(play) as fake:
         try:
             with pytest.raises(BoardError, match="does not get ready to record"):
-                Guest(fake, REQUEST, 4096, lambda: None, lambda: None).run()
+                Guest(fake, REQUEST, 4096, lambda _: None, lambda: None).run()
         finally:
             done.set()
 

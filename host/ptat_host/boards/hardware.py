@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptat_host import dram, live, protocol
+from ptat_host import dram, fill, live, protocol
 from ptat_host.boards import stream
 from ptat_host.boards.base import (
     BoardError,
@@ -25,6 +25,7 @@ from ptat_host.boards.base import (
     RecordResult,
 )
 from ptat_host.boards.client import TRIES_RECORDING, Capture, Client, Link, LinkError
+from ptat_host.fill import Fill
 from ptat_host.protocol import Command, Identity, Window
 from ptat_host.sizes import format_size
 from ptat_parser import wire
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 GRANULARITIES_BYTES = (8, 16, 32, 64)
 STREAM_CHANNEL = 0
 """The channel in a board's blocks: it does not know which one of the machine's it is on."""
+FILL_S = 1.0
+"""How often it is told how full the buffers are."""
 READS = 200
 """Of each address, in `observe`: enough to stand out of what else goes on for a millisecond."""
 
@@ -167,6 +170,14 @@ class Tap:
         self.client.command(Command.START)
         self.started_ns = before_ns, time.monotonic_ns()
         self.client.tries = TRIES_RECORDING
+
+    def fill(self) -> Fill | None:
+        """How full its buffer is; None: it does not say."""
+        try:
+            health = self.client.health()
+        except BoardError:
+            return None  # a link that is broken ends the recording elsewhere
+        return Fill(self.client.link.name, health.fill_bytes, health.capacity_bytes)
 
     def broken(self) -> str | None:
         """Why the recording must end."""
@@ -414,7 +425,14 @@ def _capture(
 ) -> RecordResult:
     """Record, take the rest of the streams, and say what became of them."""
 
+    told_s = 0.0
+
     def tick() -> str | None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= FILL_S:
+            told_s = time.monotonic()
+            fills = [*(tap.fill() for tap in taps), *machine.fills()]
+            fill.write(request.session_dir, [one for one in fills if one])
         return next((why for tap in taps if (why := tap.broken())), None)
 
     channels = metadata["board"]["channels"]
@@ -430,6 +448,7 @@ def _capture(
             finally:
                 for tap in taps:
                     tap.stop()
+                fill.remove(request.session_dir)
         except LinkError as error:
             if not any(tap.capture and tap.capture.received_bytes for tap in taps):
                 raise
