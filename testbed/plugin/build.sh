@@ -41,7 +41,8 @@ key_dir() {
 			echo "$qemu_version"
 			${CC:-cc} --version
 			cat build.sh Makefile ./*.c ./*.h
-			cat ../../parser/ptat_parser/wire.py ../../parser/ptat_parser/truth.py
+			cat ../../parser/ptat_parser/wire.py ../../parser/ptat_parser/truth.py \
+				../../parser/ptat_parser/access_log.py
 		} | sha256sum | cut -c 1-16
 	)
 	echo "$cache/plugin-$key"

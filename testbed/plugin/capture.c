@@ -22,7 +22,8 @@ int capture_open(struct capture *capture, const struct options *options,
 	capture->options = options;
 	capture->ram = ram;
 	if (bus_open(&capture->bus, options->bus, options->granularity) ||
-	    truth_open(&capture->truth, options->truth))
+	    truth_open(&capture->truth, options->truth) ||
+	    accesses_open(&capture->accesses, options->accesses))
 		return -1;
 	bus_set_fifo(&capture->bus, options->buffer, options->drain);
 	capture->not_accessed = calloc(words, sizeof(uint64_t));
@@ -77,6 +78,10 @@ void capture_close(struct capture *capture)
 		fprintf(stderr, "ptat plugin: %llu bus accesses and %llu truth records were lost\n",
 			(unsigned long long)capture->bus.lost,
 			(unsigned long long)capture->truth.lost);
+	if (capture->accesses.lost)
+		fprintf(stderr, "ptat plugin: %llu accesses were lost\n",
+			(unsigned long long)capture->accesses.lost);
+	accesses_close(&capture->accesses);
 	bus_close(&capture->bus);
 	truth_close(&capture->truth);
 	counters_free(&capture->counters);

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include "accesses.h"
 #include "bus.h"
 #include "counters.h"
 #include "options.h"
@@ -24,6 +25,7 @@ struct capture {
 	struct bus bus;
 	struct truth truth;
 	struct counters counters;
+	struct accesses accesses;
 
 	/*
 	 * One bit for each entry of the region, kept from boot on: stored by the kernel as present

@@ -16,6 +16,7 @@ struct options {
 	char *bus;	       /* output files */
 	char *truth;
 	char *counters;
+	char *accesses;	      /* NULL: not written */
 	uint64_t granularity; /* bytes of a bus address */
 	uint64_t buffer;      /* records of the capture FIFO; 0: never full */
 	uint64_t drain;	      /* records per second that leave it */

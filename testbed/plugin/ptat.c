@@ -426,8 +426,13 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 		fprintf(stderr, "ptat plugin: at most %d vCPUs\n", CPUS_MAX);
 		return -1;
 	}
-	if (options_parse(&options, argc, argv) || map_ram() ||
-	    capture_open(&capture, &options, &ram))
+	if (options_parse(&options, argc, argv))
+		return -1;
+	if (options.accesses && info->system.max_vcpus > 1) {
+		fprintf(stderr, "ptat plugin: accesses= is possible with one vCPU only\n");
+		return -1;
+	}
+	if (map_ram() || capture_open(&capture, &options, &ram))
 		return -1;
 
 	vcpus = aligned_alloc(64, sizeof(*vcpus) * info->system.max_vcpus);
