@@ -18,6 +18,7 @@ from ptat_host.boards.base import (
     RecordRequest,
     RecordResult,
 )
+from ptat_parser import access_log
 from ptat_parser.errors import PtatError
 from ptat_testbed import build, gateware_bus, run, sizes
 from ptat_testbed.gateware_bus import GatewareBus
@@ -63,6 +64,11 @@ class TestbedBoard:
         "channels": Option(
             f"memory channels of --bus gateware, 1 to {gateware_bus.CHANNELS_MAX}", "1"
         ),
+        "accesses": Option(
+            "yes: also record every access of user code, compressed, for ptat pagesize; with one"
+            " CPU",
+            "no",
+        ),
         "mapping": Option(
             "address mapping of --bus gateware, a file of ptat calibrate",
             "the simulated controllers'",
@@ -87,6 +93,7 @@ class TestbedBoard:
             )
         tlb = parse_tlb(request.options.get("tlb", TLB_PRESETS[0]))
         channels = parse_bus(request.options, request.granularity_bytes)
+        check_accesses(request.options)
         recording = run.Recording(request)
         base, region_bytes = _region(recording)
         session = request.session_dir
@@ -199,6 +206,8 @@ def _run(
         "pf_entry": hex(recording.kernel.symbol("asm_exc_page_fault")),
         **tlb,
     }
+    if request.options.get("accesses") == "yes":
+        plugin["accesses"] = request.session_dir / access_log.FILE
     if "buffer" in request.options:
         plugin |= parse_buffer(request.options["buffer"])
     arguments = ",".join(f"{key}={escape(value)}" for key, value in plugin.items())
@@ -247,6 +256,18 @@ def parse_bus(options: Mapping[str, str], granularity_bytes: int | None) -> int 
         raise BoardError(f"--granularity {granularity_bytes}: a DDR3 bus shows {shown} bytes")
     most = 1 if bus == SOC_BUS else gateware_bus.CHANNELS_MAX
     return sizes.parse_count(options.get("channels", "1"), "--channels", most)
+
+
+def check_accesses(options: Mapping[str, str]) -> None:
+    """See that the option makes sense.
+
+    :raises BoardError: it does not.
+    """
+    wanted = options.get("accesses", "no")
+    if wanted not in ("yes", "no"):
+        raise BoardError(f"--accesses {wanted}: is neither yes nor no")
+    if wanted == "yes" and options.get("cpus", "1") != "1":
+        raise BoardError("--accesses yes: possible with one CPU only", "leave out --cpus")
 
 
 def parse_buffer(text: str) -> dict[str, int]:
