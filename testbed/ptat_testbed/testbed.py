@@ -24,10 +24,10 @@ from ptat_testbed import build, gateware_bus, run, sizes
 from ptat_testbed.gateware_bus import GatewareBus
 from ptat_testbed.progress import progress
 from ptat_testbed.qemu import escape
-from ptat_testbed.soc_bus import SocBus
 
 if TYPE_CHECKING:
     from ptat_host.observe import Observed
+    from ptat_testbed.soc_bus import SocBus
 
 TLB_PRESETS = ("skylake", "ivybridge-ep", "zen4")
 GRANULARITIES_BYTES = (8, 32, 64)
@@ -106,6 +106,8 @@ class TestbedBoard:
 
                 programs = mapping.read(Path(path), base, region_bytes, channels)
             if request.options["bus"] == SOC_BUS:
+                from ptat_testbed.soc_bus import SocBus  # LiteX: not for each ptat record
+
                 gateware = SocBus(base, region_bytes, programs[0] if programs else None)
             else:
                 gateware = GatewareBus(channels, base, region_bytes, programs)

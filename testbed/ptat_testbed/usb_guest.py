@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ptat_host import recorder
+from ptat_host import boards, recorder
 from ptat_host.boards import stream
 from ptat_host.boards.base import RecordRequest
 from ptat_host.cli import main as main_of_ptat
@@ -233,6 +234,13 @@ class UsbBoard:
             time.sleep(0.05)
 
 
+def _import() -> None:
+    """What ``ptat record`` imports while it runs."""
+    importlib.import_module("ptat_host.record")
+    for name in boards.names():
+        boards.load(name)
+
+
 def _start(
     session: Path,
     options: Sequence[str],
@@ -242,7 +250,8 @@ def _start(
 ) -> int:
     """Start ``ptat record`` in a process; return its id.
 
-    It is a fork of this one: in an emulator, importing all anew takes longer than recording.
+    It is a fork of this one, which has imported all (`_import`): in an emulator that takes longer
+    than to record.
     """
     child = os.fork()
     if child:
@@ -333,6 +342,7 @@ def inside(program: Path, directory: Path, only: str | None, kills: int) -> int:
     size = wire.BLOCK_BYTES
     blocks = [data[at : at + size] for at in range(0, len(data), size)]
     sessions = Path(tempfile.mkdtemp())
+    _import()
     begun_s = time.monotonic()
     equal = True
     captured = lost = 0
@@ -362,6 +372,8 @@ def inside(program: Path, directory: Path, only: str | None, kills: int) -> int:
         for number in range(kills):
             after_s = numbers.random() * CAPTURE_S
             survived += _kill(sessions / f"k{number}", program, source, after_s)
+            if (number + 1) % KILLS == 0:
+                print(f"{number + 1} of {kills} kills, {survived} survived", file=sys.stderr)
         tell("killed", survived == kills, f"{survived} of {kills} sessions can be read")
     print(
         json.dumps(

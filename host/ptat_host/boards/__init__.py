@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -60,5 +61,6 @@ def load_all(chosen: Sequence[str]) -> Board:
     return BoardSet(several)
 
 
+@functools.cache  # of all that is installed: it reads a file of each
 def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group="ptat.boards"))
