@@ -136,7 +136,7 @@ fetch_header
 grep -Eq '^#define QEMU_PLUGIN_VERSION ([4-9]|[1-9][0-9])' "$header_dir/qemu-plugin.h" ||
 	die "QEMU $qemu_version is too old: 10.0 or later is needed"
 say "building"
-make -s -C "$here" BUILD="$work/out" QEMU_INCLUDE="$header_dir" ptat.so >&2
+make -s -C "$here" BUILD="$work/out" QEMU_INCLUDE="$header_dir" ptat.so floor.so >&2
 # Another build of the same key may have been faster.
 mv -T "$work/out" "$target" 2>/dev/null || [ -f "$target/ptat.so" ]
 echo "$target/ptat.so"

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """How fast are we? The parser on a long capture, and what the plugin costs the guest.
 
-For the plugin, the same program runs in the same guest with and without it. The two alternate in
-one run, since machines drift; ratios of medians are what counts. Times are those that the program
-itself measures inside the guest, so that booting is left out.
+For the plugin, the same program runs in the same guest with and without it, and with two plugins
+that do the least that any can: one is called for each access and does nothing, one keeps the
+address (testbed/plugin/floor.c). All alternate in one run, since machines drift; ratios of medians
+are what counts. Times are those that the program itself measures inside the guest, so that booting
+is left out.
 
 With one vCPU the plugin's model runs beside it: ratios hold for a host with a second CPU free,
 which `host_load` (the load average, of which ours is about 2) lets a reader judge.
@@ -42,7 +44,9 @@ PROGRAMS = {
         " print(f'seconds={time.perf_counter() - start}')",
     ),
 }
-MODES = ("plain", "plugin")
+MODES = ("plain", "called", "kept", "plugin")
+"""Without a plugin, with two that do next to nothing, and with ours."""
+FLOOR = {"called": "", "kept": ",keep=on"}
 
 
 def run_once(mode: str, argv: Sequence[str]) -> int:
@@ -63,7 +67,8 @@ def run_once(mode: str, argv: Sequence[str]) -> int:
             recording = run.Recording(request)
             settings = recording.settings
             base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
-            result = recording.record(recording.machine_config(base))
+            floor = f"{build.floor_plugin()}{FLOOR[mode]}" if mode in FLOOR else None
+            result = recording.record(recording.machine_config(base, plugin=floor))
     return result.exit_status if result.exit_status is not None else 1
 
 
@@ -78,16 +83,18 @@ def seconds_of(mode: str, argv: Sequence[str]) -> float:
 
 
 def compare(argv: Sequence[str], runs: int) -> dict[str, Any]:
-    """Median seconds of each mode and their ratio."""
+    """Median seconds of each mode, and their ratios to those without a plugin."""
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     for _ in range(runs):
         for mode in MODES:
             seconds[mode].append(seconds_of(mode, argv))
     medians = {mode: statistics.median(values) for mode, values in seconds.items()}
     pairs = [b / a for a, b in zip(seconds["plain"], seconds["plugin"], strict=True)]
+    ratios = {mode: round(medians[mode] / medians["plain"], 3) for mode in MODES}
     return {
         **{f"{mode}_seconds": round(value, 4) for mode, value in medians.items()},
-        "ratio": round(medians["plugin"] / medians["plain"], 3),
+        **{f"{mode}_ratio": ratios[mode] for mode in FLOOR},
+        "ratio": ratios["plugin"],
         "ratio_min": round(min(pairs), 3),
         "ratio_max": round(max(pairs), 3),
         "host_load": round(os.getloadavg()[0], 1),
@@ -119,7 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     cost = {}
     for name, command in PROGRAMS.items():
         cost[name] = compare(command, arguments.runs)
-        print(f"{name:13} with plugin {cost[name]['ratio']} times as long", file=sys.stderr)
+        print(
+            f"{name:13} with the plugin {cost[name]['ratio']} times as long; with one that is only"
+            f" called {cost[name]['called_ratio']}, keeps addresses {cost[name]['kept_ratio']}",
+            file=sys.stderr,
+        )
     print(json.dumps({"parser": speed, "plugin_cost": cost}))
     return 0
 

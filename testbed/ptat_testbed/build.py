@@ -120,6 +120,11 @@ def plugin() -> Path:
     return run_script(PLUGIN_SCRIPT)
 
 
+def floor_plugin() -> Path:
+    """The QEMU plugin that does next to nothing (``floor.so``), built with the other."""
+    return plugin().with_name("floor.so")
+
+
 def guest_initramfs() -> Path:
     """The initramfs with the guest's init, compiled if it is not in the cache."""
     key = hashlib.sha256()
