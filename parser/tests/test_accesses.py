@@ -11,10 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import ptat_parser
 from ptat_parser import access_log, accesses
 from ptat_parser.accesses import ACCESS_MAX_BYTES, FORMATS, Kind, open_trace
 from ptat_parser.errors import BadInput
 from ptat_parser.export import DRMEMTRACE
+from ptat_parser.kernel_log import MM_ATTACH, read_kernel_log
+from ptat_parser.session import Session
 
 NAMES = {Kind.FETCH: "readi", Kind.READ: "readd", Kind.WRITE: "write"}
 LETTERS = {Kind.FETCH: "I  ", Kind.READ: " L ", Kind.WRITE: " S "}
@@ -281,3 +284,34 @@ def test_testbed_without_its_end(tmp_path):
     for whole in (data[:-8], data[:-3], gzip.decompress(log((0, 3, 4096), end=2))):
         found, trace = read(tmp_path, whole)
         assert found and trace.rejected.rows == 1
+
+
+def test_testbed_of_what_a_session_traced(session):
+    """Other programs of the machine are in the file, too."""
+    found = session()
+    log_ = read_kernel_log(found / "kernel").tables
+    pgds = [int(pgd) >> 12 for pgd in log_["pgd"][log_["kind"] == MM_ATTACH]]
+    other = max(pgds) + 1
+    data = log(pgds[0], (0, 3, 0x1000), other, (0, 3, 0x2000), pgds[-1], (1, 3, 0x3000))
+    (found / access_log.FILE).write_bytes(data)
+    trace = accesses.of_testbed(Session(found))
+    assert [address % 2**48 for _, address, _ in rows_of(trace)] == [0x1000, 0x3000]
+    assert not trace.rejected.rows
+    (found / access_log.FILE).unlink()
+    with pytest.raises(BadInput, match="--accesses yes"):
+        accesses.of_testbed(Session(found))
+
+
+def test_a_session_is_its_misses(session):
+    trace = ptat_parser.open(session(granularity=64))
+    found = rows_of(accesses.of_session(trace))
+    pages = trace.pages.to_pylist()
+    missed = [page for _, batch in trace.misses().raw() for page in batch.tolist()]
+    assert len(found) == trace.summary["totals"]["misses"]
+    assert [address % 2**48 for _, address, _ in found] == [pages[page]["vaddr"] for page in missed]
+    mms = [pages[page]["mm"] for page in missed]
+    # One number for each address space, in every access.
+    assert len({(mm, at >> 48) for mm, (_, at, _) in zip(mms, found, strict=True)}) == len(set(mms))
+    assert accesses.of_session(trace).granularity_bytes == 4096 * max(
+        page["span"] for page in pages if page["page_size_bytes"] == 4096
+    )
