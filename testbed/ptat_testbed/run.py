@@ -26,13 +26,14 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
 
 # The kernel's addresses are those of System.map (nokaslr); the console shows warnings and worse;
-# a guest that panics ends QEMU; clocks are not doubted only because the host is busy.
+# a guest that panics ends QEMU; timer and clocks are not doubted only because the host is busy.
 KERNEL_PARAMETERS = (
     "console=ttyS0",
     "loglevel=5",
     "nokaslr",
     "oops=panic",
     "panic=-1",
+    "no_timer_check",
     "tsc=reliable",
     "rcupdate.rcu_cpu_stall_timeout=300",
 )
