@@ -20,6 +20,7 @@ def shown(browser: Browser, report: Path, size: tuple[int, int]) -> Page:
     """The report in a window of this size, once it is drawn."""
     width, height = size
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+    page.set_default_timeout(120_000)  # CI's machine may be busy
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-drawn]")
     return page
