@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
-	calibrate bench-boards bitstream registers mutate-gateware fresh golden docs man notebook-session clean
+	calibrate bench-boards study-pagesize packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
 	@echo 'make demo             record gups and python3 in the testbed, report, validate'
@@ -25,7 +25,8 @@ help:
 	@echo 'make calibrate        learn the simulated controllers'"'"' mapping, and record with it'
 	@echo 'make faults           what damage to a session does to its result'
 	@echo 'make fuzz             every reader against broken input; MINUTES=10'
-	@echo 'make bench            cost of the plugin, speed of the simulation'
+	@echo 'make study-pagesize   five desktop programs and their page sizes: docs/studies.md'
+	@echo 'make bench            cost of the plugin, speed of simulations'
 	@echo 'make bench-boards     what of a link reaches the disk, against a plain receiver in C'
 	@echo 'make bench-parser     speed of the parser; RECORDS=N'
 	@echo 'make fresh            make demo in bare Debian 12 and 13 (root)'
@@ -54,6 +55,9 @@ packages-firmware: packages
 
 packages-browser: packages
 	@setup/packages.sh browser
+
+packages-studies: packages
+	@setup/packages.sh studies
 
 packages-docs: packages
 	@setup/packages.sh docs
@@ -117,6 +121,7 @@ check-exact: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.check_exact --size $(SIZE)
 
 bench: setup .venv/gateware-ready
+	$(PYTHON) parser/bench_pages.py
 	$(PYTHON) -m ptat_testbed.bench
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
 	$(PYTHON) -m ptat_testbed.bench_boards
@@ -129,6 +134,15 @@ calibrate: packages setup .venv/gateware-ready
 
 bench-boards: setup
 	@$(PYTHON) -m ptat_testbed.bench_boards
+
+# Each program's trace is some millions of accesses; CACHE=0 lets all of them reach the memory.
+STUDY ?= study-pagesize
+CACHE ?= 32K
+study-pagesize: packages-studies .venv/ready
+	$(PYTHON) docs/examples/pagesize-programs.py $(STUDY)
+	$(PTAT) pagesize --machines docs/examples/pagesize-vms.toml --workers 2 \
+		$(if $(CACHE:0=),--cache $(CACHE)) --html $(STUDY)/report.html \
+		$(foreach name,game office photo pdf multimedia,$(name)=$(STUDY)/$(name).lackey.zst)
 
 RECORDS ?= 100000000
 bench-parser: .venv/ready

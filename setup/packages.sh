@@ -36,6 +36,8 @@ gateware) packages+=(verilator) ;;
 # clang is for libFuzzer; ninja builds picolibc
 firmware) packages+=(libcmocka-dev clang libclang-rt-dev gcc-riscv64-unknown-elf ninja-build) ;;
 browser) packages+=(chromium) ;;
+# tracing programs for the study of page sizes, and what is traced
+studies) packages+=(valgrind zstd freecell-solver-bin vim graphicsmagick poppler-utils vorbis-tools) ;;
 docs) packages+=(mandoc) ;;
 *) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs]" ;;
 esac
