@@ -82,7 +82,8 @@ def kernel_variant(*fragments: Path, series: str = SERIES, patches: str = "*.pat
     Not the one for all: its key in the cache hangs on nothing but its own inputs.
 
     :param fragments: configurations; the last that names an option holds.
-    :param series: the version whose series, configuration and Debian package are used.
+    :param series: the version whose patches and Debian package are used; its configuration has
+        only what differs from that of `SERIES`.
     :param patches: pattern of the patches to apply; not none at all.
     """
     folder = KERNEL_SCRIPT.parent
@@ -91,8 +92,8 @@ def kernel_variant(*fragments: Path, series: str = SERIES, patches: str = "*.pat
         shutil.copytree(folder / f"linux-{series}", copy / f"linux-{series}")
         for patch in set(copy.glob("*/*.patch")) - set(copy.glob(f"*/{patches}")):
             patch.unlink()
-        config = copy / f"linux-{series}" / "config"
-        config.write_text(merged_config(config, *fragments))
+        base = [folder / f"linux-{name}" / "config" for name in (SERIES, series)]
+        (copy / f"linux-{series}" / "config").write_text(merged_config(*base, *fragments))
         script = copy / KERNEL_SCRIPT.name
         script.write_text(KERNEL_SCRIPT.read_text().replace(SERIES, series))
         shutil.copymode(KERNEL_SCRIPT, script)
@@ -102,7 +103,8 @@ def kernel_variant(*fragments: Path, series: str = SERIES, patches: str = "*.pat
 def merged_config(*fragments: Path) -> str:
     """Configurations as one, in which each option is named once: as its last line has it."""
     lines: dict[str, str] = {}
-    for number, line in enumerate(line for path in fragments for line in path.open()):
+    texts = [path.read_text() for path in dict.fromkeys(fragments)]
+    for number, line in enumerate("".join(texts).splitlines(keepends=True)):
         option = re.match(r"(?:# )?(CONFIG_\w+)(?:=| is not set$)", line)
         name = option[1] if option else f"line {number}"
         lines.pop(name, None)
