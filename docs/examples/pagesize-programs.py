@@ -27,7 +27,7 @@ PROGRAMS = {
     "game": ["fc-solve", "board"],
     "office": ["vim", "-u", "NONE", "-es", "-c", "%s/the/THE/g|sort|wq! out", "text"],
     "photo": ["gm", "convert", "photo.png", "-resize", "50%", "s.png"],
-    "pdf": ["pdftoppm", "-r", "40", "document.pdf", "page"],
+    "pdf": ["pdftoppm", "-r", "20", "-l", "1", "document.pdf", "page"],
     "multimedia": ["oggdec", "-Q", "-o", "sound.wav", "sound.ogg"],
 }
 
