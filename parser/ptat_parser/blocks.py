@@ -35,8 +35,8 @@ COUNTER_TICKS = 1 << wire.TIME_BITS
 END_OF_TIME = 4 * COUNTER_TICKS
 """A time that no record can have."""
 
-CHUNK_BLOCKS = 128
-"""Blocks decoded at a time: 1 MiB, of the size of a core's cache."""
+CHUNK_BLOCKS = 64
+"""Blocks decoded at a time: 512 KiB, which leave a core's cache room for what is counted."""
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
 WORD_HEADER = wire.WORD_HEADER

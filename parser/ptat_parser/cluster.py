@@ -92,4 +92,5 @@ def _replay_span(setup: bytes, job: bytes) -> tuple[Replay, Output | None]:
 
 def _write(replayed: tuple[Replay, Output | None], numbers: npt.NDArray[np.uint32]) -> None:
     if replayed[1]:
-        replayed[1].write(numbers)
+        with replayed[1]:
+            replayed[1].write(numbers)

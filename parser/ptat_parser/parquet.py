@@ -238,7 +238,10 @@ class _Chunk:
 
 
 class Writer:
-    """Writes a Parquet file. Use as a context manager: leaving it without error writes the end."""
+    """Writes a Parquet file. Use as a context manager: leaving it without error writes the end.
+
+    How many rows come at a time makes no difference to the file.
+    """
 
     def __init__(self, file: IO[bytes], columns: list[Column]) -> None:
         self._file = file
@@ -246,6 +249,8 @@ class Writer:
         self._chunks = list(map(_Chunk, columns))
         self._groups: list[dict[int, Any]] = []
         self._rows = 0
+        self._page = [np.empty(PAGE_ROWS, column.dtype) for column in columns]
+        self._page_rows = 0  # of these in use
         self._buffer = np.empty(PAGE_BYTES_MAX, np.uint8)
         self._at = file.write(_MAGIC)
 
@@ -262,13 +267,23 @@ class Writer:
             self._end()
 
     def write(self, *columns: npt.NDArray[Any]) -> None:
-        """Append rows, arrays of one length; best `PAGE_ROWS` at a time."""
-        for first in range(0, columns[0].size, PAGE_ROWS):
-            for chunk, values in zip(self._chunks, columns, strict=True):
-                page = values[first : first + PAGE_ROWS]
-                chunk.add(page, self._buffer)
-            if self._chunks[0].values >= GROUP_ROWS:
-                self._end_group()
+        """Append rows, arrays of one length."""
+        start, rows = 0, columns[0].size
+        while start < rows:
+            end = min(rows, start + PAGE_ROWS - self._page_rows)
+            page_end = self._page_rows + end - start
+            for page, values in zip(self._page, columns, strict=True):
+                page[self._page_rows : page_end] = values[start:end]
+            start, self._page_rows = end, page_end
+            if page_end == PAGE_ROWS:
+                self._end_page()
+
+    def _end_page(self) -> None:
+        for chunk, page in zip(self._chunks, self._page, strict=True):
+            chunk.add(page[: self._page_rows], self._buffer)
+        self._page_rows = 0
+        if self._chunks[0].values >= GROUP_ROWS:
+            self._end_group()
 
     def _end_group(self) -> None:
         start, rows = self._at, self._chunks[0].values
@@ -283,6 +298,8 @@ class Writer:
         self._chunks = list(map(_Chunk, self._columns))
 
     def _end(self) -> None:
+        if self._page_rows:
+            self._end_page()
         if self._chunks[0].values:
             self._end_group()
         columns = [column.schema for column in self._columns]

@@ -75,17 +75,24 @@ def count_reads(
     state: U8,
     range_of_frame: npt.NDArray[np.int32],
     numbers: U32,
+    number_of: U32,
     pages: I64,
     n_pages: Integer,
     order: Integer,
+    keep: bool,
+    out_time: U64,
+    out_page: U32,
+    row: Integer,
 ) -> tuple[Integer, Integer]:
     """Count the reads from `start` on, up to the first access that needs a closer look.
 
     `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's index that a
-    bus address shows; `order`: reads before. Returns where that access is, and how many pages have
-    numbers.
+    bus address shows; `order`: reads before. With `keep`, time and page of each are written to the
+    records, from `row` on. Returns where that access is, and how many pages have numbers.
     """
     words, time = words[start:end], time[start:end]  # indices from 0 on take no check of their sign
+    if keep:
+        out_time, out_page = out_time[row:], out_page[row:]
     for i in range(words.size):
         place = min((words[i] & _PLACE) - base, size)
         slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
@@ -98,39 +105,22 @@ def count_reads(
                 here = np.int64(slot)
                 if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
                     return start + i, n_pages
+                range_: Integer = range_of_frame[here // ENTRIES]
+                entry = np.int64(range_) * ENTRIES + here % ENTRIES
+                if in_line == ENTRIES - 1 and number_of[entry]:  # by way of another table
+                    return start + i, n_pages
                 n_pages += 1
-                numbers[slot] = n_pages
-                pages[P_RANGE, n_pages] = range_of_frame[here // ENTRIES]
+                numbers[slot] = number_of[entry] = n_pages
+                pages[P_RANGE, n_pages] = range_
                 pages[P_ENTRY, n_pages] = here % ENTRIES
                 pages[P_FIRST, n_pages] = time[i]
                 pages[P_ORDER, n_pages] = order + i
         counted[slot] = known + 1
         last_ticks[slot] = time[i] - epoch
+        if keep:
+            out_time[i] = time[i]
+            out_page[i] = numbers[slot] - np.uint32(1)
     return end, n_pages
-
-
-@jit
-def keep_reads(
-    words: U64,
-    time: U64,
-    start: Integer,
-    end: Integer,
-    base: Integer,
-    in_line: Integer,
-    quick_slot: U32,
-    numbers: U32,
-    out_time: U64,
-    out_page: U32,
-    at: Integer,
-) -> None:
-    """Write time and page of reads that were counted to the records from `at` on."""
-    words, time = words[start:end], time[start:end]
-    out_time, out_page = out_time[at : at + words.size], out_page[at : at + words.size]
-    for i in range(words.size):
-        place = (words[i] & _PLACE) - base
-        slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
-        out_time[i] = time[i]
-        out_page[i] = numbers[slot] - np.uint32(1)
 
 
 @jit

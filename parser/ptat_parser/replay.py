@@ -20,7 +20,8 @@ where that is older than a retry takes, about one that the clocks put right behi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,7 +63,6 @@ from ptat_parser.quick import (
     PAGE_COLUMNS,
     collect,
     count_reads,
-    keep_reads,
     tell_times,
 )
 from ptat_parser.rpt import (
@@ -110,7 +110,10 @@ WALK_STEPS = 256
 """Of so many walks before, a span takes what the step of one usually is: a few may mislead."""
 
 HELD_BACK = 1 << 17
-"""So many accesses before a fault event, the read that it is about is looked for."""
+"""So many accesses before a fault event, the read that it is about is looked for.
+
+And before the chunk that it is in, to be exact: what is older is settled.
+"""
 
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
@@ -145,8 +148,10 @@ _ENTRY_SHIFT = np.uint64(3)
     LOSS_FLOOR,  # held reads before this one are separated from now by a loss
     EPOCH,  # `Rpt.epoch_ticks`
     FIRST_READ,  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
-) = range(24)
-COUNTERS = 24
+    FIRST_ROW,  # the read that is the first of the records
+    SETTLED,  # reads before this one are too old for a fault event to be about
+) = range(26)
+COUNTERS = 26
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -160,6 +165,13 @@ class Records(NamedTuple):
     time: U64
     page: U32
     kind: U8
+
+
+MakeRoom = Callable[[int, int, int], Records]
+"""Given how many records there are, how many of these are settled and how many are to come.
+
+Returns records that have those not settled first, and room.
+"""
 
 
 class _Accesses(NamedTuple):
@@ -421,7 +433,7 @@ def _match_fault(
         number = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32)
         at = number - held.first[0]
         read_ticks = np.int64(held.time[at]) if at >= 0 else oldest
-        if at < 0 or (found >= 0 and read_ticks < oldest):
+        if at < 0 or held.record[at] < count[SETTLED] or (found >= 0 and read_ticks < oldest):
             break
         if held.kind[at] == MISS and read_ticks <= max(latest, behind):
             if number < count[LOSS_FLOOR]:
@@ -438,7 +450,7 @@ def _match_fault(
         return
     held.kind[found] = FAULT
     if config.records:
-        out.kind[held.record[found]] = FAULT
+        out.kind[held.record[found] - count[FIRST_ROW]] = FAULT
     pages[P_MISSES, held.page[found]] -= 1
     pages[P_FAULTED, held.page[found]] += 1
     count[FAULTS_MATCHED] += 1
@@ -631,13 +643,27 @@ def _unexplained(
 
 
 @inlined
-def _number(slot: Integer, range_: Integer, numbers: U32, pages: I64, count: I64) -> Integer:
-    """Give the page of a slot the next number."""
-    count[N_PAGES] += 1
-    number = count[N_PAGES]
+def _number(
+    slot: Integer,
+    range_: Integer,
+    numbers: U32,
+    number_of: U32,
+    pages: I64,
+    count: I64,
+    line: Integer,
+) -> Integer:
+    """Give the page of a slot its number, or the next one."""
+    entry = np.int64(range_) * ENTRIES + slot % ENTRIES
+    if line == 1 and number_of[entry]:
+        number: Integer = np.int64(number_of[entry])
+    else:
+        count[N_PAGES] += 1
+        number = count[N_PAGES]
+        number_of[entry] = number
+        pages[P_RANGE, number] = range_
+        pages[P_ENTRY, number] = slot % ENTRIES
+        pages[P_FIRST, number] = -1
     numbers[slot] = number
-    pages[P_RANGE, number] = range_
-    pages[P_ENTRY, number] = slot % ENTRIES
     return number
 
 
@@ -668,9 +694,9 @@ def _replay(
     t = Tables(
         bare(t.level), bare(t.store_level), bare(t.frame), bare(t.quick_slot),
         bare(t.range_of_frame), bare(t.parent_slot), bare(t.page_of_range), bare(t.last_page),
-        bare(t.watched), bare(t.pending), bare(t.owed), bare(t.owed_ticks), bare(t.mapped),
-        bare(t.page), bare(t.state), bare(t.counted), bare(t.carried), bare(t.last_ticks),
-        bare(t.last_read),
+        bare(t.watched), bare(t.number_of), bare(t.pending), bare(t.owed), bare(t.owed_ticks),
+        bare(t.mapped), bare(t.page), bare(t.state), bare(t.counted), bare(t.carried),
+        bare(t.last_ticks), bare(t.last_read),
     )  # fmt: skip
     out = Records(
         bare(out.time), bare(out.page), bare(out.kind),
@@ -689,14 +715,14 @@ def _replay(
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
     counted, carried, last_ticks = t.counted, t.carried, t.last_ticks
-    numbers, last_read = t.page, t.last_read
+    numbers, number_of, last_read = t.page, t.number_of, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
     held_page, held_kind, held_previous = held.page, held.kind, held.previous
     epoch = np.uint64(count[EPOCH])
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
     quick = line == 1 or not entries  # else each read says which entries were mapped
     out_time, out_page, out_kind = out.time, out.page, out.kind
-    n_output = count[N_OUTPUT]
+    n_output, first_row = count[N_OUTPUT], count[FIRST_ROW]
     next_timed = _timed_after(timed, count, config)
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
@@ -729,13 +755,9 @@ def _replay(
                 i, count[N_PAGES] = count_reads(
                     words, time, began, quick_end, base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT,
                     in_line, quick_slot, counted, carried, last_ticks, epoch, state,
-                    ranges, numbers, pages, count[N_PAGES], n_output,
+                    ranges, numbers, number_of, pages, count[N_PAGES], n_output,
+                    records, out_time, out_page, n_output - first_row,
                 )  # fmt: skip
-                if records:
-                    keep_reads(
-                        words, time, began, i, base >> _ENTRY_SHIFT, in_line, quick_slot,
-                        numbers, out_time, out_page, n_output,
-                    )  # fmt: skip
                 n_output += i - began
                 lone_reads += i - began
                 if i == end:
@@ -766,8 +788,7 @@ def _replay(
                 else:
                     _store(store_levels[page], slot, line, state, pending, mapped)
                     if level and config.continued and numbers[slot] == 0:
-                        number = _number(slot, ranges[frame], numbers, pages, count)
-                        pages[P_FIRST, number] = -1
+                        _number(slot, ranges[frame], numbers, number_of, pages, count, line)
                     if numbers[slot] and level:
                         early = pages[P_FIRST, numbers[slot]] < 0
                         pages[P_EARLY if early else P_STORES, numbers[slot]] += 1
@@ -804,8 +825,7 @@ def _replay(
 
             number = np.int64(numbers[slot])
             if number == 0:
-                number = _number(slot, ranges[frame], numbers, pages, count)
-                pages[P_FIRST, number] = -1
+                number = _number(slot, ranges[frame], numbers, number_of, pages, count, line)
             if pages[P_FIRST, number] < 0:
                 pages[P_FIRST, number] = now
                 pages[P_ORDER, number] = n_output
@@ -819,9 +839,10 @@ def _replay(
                         pages[P_ORDER, number] = n_output
                         pages[P_EARLY, number] = 0
             if records:
-                out_time[n_output] = now
-                out_page[n_output] = number - 1
-                out_kind[n_output] = kind
+                row = n_output - first_row
+                out_time[row] = now
+                out_page[row] = number - 1
+                out_kind[row] = kind
             if kind == MISS and level == 1 and quick:
                 if counted[slot] == COUNTED_MAX:
                     carried[slot] += COUNTED_MAX
@@ -982,6 +1003,16 @@ class Replayer:
         self._first_ticks = np.array([first.ticks for first in there], np.uint64)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether `run` may go on with the pages of the span before.
+
+        Pages have the numbers then that they have when spans that know nothing of each other are
+        joined, and the same counts. Where an address on the bus stands for several pages, what is
+        known of these is known anew in each span.
+        """
+        return self._config.line == 1
+
+    @property
     def fault_ticks(self) -> U64:
         """When there were fault events, sorted."""
         ticks: U64 = self._timed.time[self._timed.kind == kernel_log.FAULT]
@@ -1008,15 +1039,24 @@ class Replayer:
         span: Span,
         records: Records | None,
         progress: Progress = no_progress,
+        go_on: bool = False,
+        make_room: MakeRoom | None = None,
     ) -> Replay:
         """Classify the accesses of a span.
 
         The reads, of which there are `N_OUTPUT`, are written to `records`, whose arrays hold as
-        many as the span has accesses; without it, they are only counted. The result's `pages` hold
-        until this is called again.
+        many as the span has accesses, or are given others by `make_room`; without `records`, they
+        are only counted. The result's `pages` hold until this is called again. With `go_on`, pages
+        keep the numbers and counts that they have of the span before, which was the last that this
+        was called for; the counts are whole after the last span.
         """
-        config = self._config._replace(records=records is not None, continued=span.number > 0)
-        return self._run(reader, span, records or _NO_RECORDS, config, self._timed, progress, False)
+        config = self._config._replace(
+            records=records is not None, continued=span.number > 0 and not go_on
+        )
+        return self._run(
+            reader, span, records or _NO_RECORDS, config, self._timed, progress, False, go_on,
+            make_room,
+        )  # fmt: skip
 
     def _run(
         self,
@@ -1027,10 +1067,13 @@ class Replayer:
         timed: _Timed,
         progress: Progress,
         stores_only: bool,
+        go_on: bool = False,
+        make_room: MakeRoom | None = None,
     ) -> Replay:
         rpt, schedule, events, ticks = self.rpt, self._schedule, self._events, self._ticks
-        rpt.restart()
+        rpt.restart(keep_counts=go_on)
         count = np.zeros(COUNTERS, np.int64)
+        count[EPOCH] = rpt.epoch_ticks
         count[WALK_PMD] = -1
         count[LAG_LEAST] = count[RETRY_LEAST] = LEAST_UNKNOWN
         if span.number:
@@ -1038,7 +1081,10 @@ class Replayer:
         first_timed = int(count[NEXT_TIMED])
         count[NEXT_HELD] = count[NEXT_WATCHED] = first_timed
         pages = self._pages
-        pages[:, : self._pages_used] = 0
+        if go_on:
+            count[N_PAGES] = max(self._pages_used - 1, 0)
+        else:
+            pages[:, : self._pages_used] = 0
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         held = _hold_none(0)
         done_accesses = span.first_access
@@ -1046,6 +1092,7 @@ class Replayer:
         cut = span.number > 0 or span.end_ticks is not None
         learns = cut and config.line > 1 and self._pmds
         learned = False
+        begun: deque[tuple[int, int]] = deque()  # chunks: first access and read of each
         last_read = -1  # address of the last access if it was a read
         last_ticks = 0
 
@@ -1093,19 +1140,29 @@ class Replayer:
             ends = [position for position, _ in steps] + [chunk.accesses]
             until = [0] * len(steps)
             if stores_only:
-                chunk = chunk.decoded()
                 if timed.time.size:  # the reads that are left out bring these events, too
                     until = [
-                        int(chunk.time[position - 1]) if position else before_ticks
+                        chunk.access(position - 1)[0] if position else before_ticks
                         for position, _ in steps
                     ]
-                rows = np.flatnonzero(chunk.write)
+                rows, times, addresses = chunk.stores()
                 steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
-                chunk = Chunk(chunk.time[rows], chunk.address[rows], chunk.write[rows])
+                chunk = Chunk(times, addresses, np.ones(rows.size, np.bool_))
             size = chunk.accesses
             pages = self._pages = with_room(pages, int(count[N_PAGES]) + 1, size)
+            begun.append((done_accesses - chunk.accesses, int(count[N_OUTPUT])))
+            while len(begun) > 1 and begun[1][0] <= begun[-1][0] - HELD_BACK:
+                begun.popleft()
+            if begun[0][0] <= begun[-1][0] - HELD_BACK:
+                count[SETTLED] = begun[0][1]
             if config.records:
-                records.kind[count[N_OUTPUT] : count[N_OUTPUT] + size] = MISS
+                row = int(count[N_OUTPUT] - count[FIRST_ROW])
+                if make_room and row + size > records.kind.size:
+                    settled = int(count[SETTLED] - count[FIRST_ROW])
+                    records = make_room(row, settled, size)
+                    count[FIRST_ROW] = count[SETTLED]
+                    row -= settled
+                records.kind[row : row + size] = MISS
             if config.faults:
                 held = _make_room(held, int(count[N_HELD]), size)
                 _watch_until(self._horizon(done_accesses), rpt.tables, timed, count)
@@ -1158,7 +1215,8 @@ class Replayer:
         _timed_until(end_ticks, rpt.tables, records, held, timed, pages, count, config)
         match_held()
         _add(pages, rpt.counts())
-        collect_counts()
+        if not go_on or span.end_ticks is None:
+            collect_counts()
         self._pages_used = int(count[N_PAGES]) + 1
         shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
         return Replay(
@@ -1317,14 +1375,13 @@ def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _T
     wanted[kernel_log.ENTRY_SET] = wanted[kernel_log.ENTRY_CLEAR] = config.entries
     events: npt.NDArray[Any] = log.timed[wanted[log.timed["kind"]]]
     is_fault = events["kind"] == kernel_log.FAULT
-    ids, mm = np.unique(events["mm"], return_inverse=True)
-    index = np.array([rpt.mm_index(id_) for id_ in ids.tolist()], np.int64)
+    mm = _by_value(events["mm"], rpt.mm_index, np.int64)
     return _Timed(
         # The bus shows whole ticks: an event after an access may seem a tick before it.
         clock.to_ticks(events["time"]) + np.uint64(1),
         events["kind"].astype(np.uint8),
-        _range_indices(rpt, index[mm], events["va"], level=1),
-        _range_indices(rpt, index[mm], events["va"], level=2),
+        _range_indices(rpt, mm, events["va"], level=1),
+        _range_indices(rpt, mm, events["va"], level=2),
         np.where(is_fault, events["va"], events["slot_pa"]),
         np.full(events.size, -1),
         np.zeros(events.size, np.bool_),
@@ -1338,9 +1395,18 @@ def _range_indices(rpt: Rpt, mm: I64, va: U64, level: int) -> npt.NDArray[np.int
     shift = 21 if level == 1 else 30
     of_va = va >> np.uint64(shift) & np.uint64((1 << 40) - 1)
     keys = mm.astype(np.uint64) << np.uint64(40) | of_va
-    unique, inverse = np.unique(keys, return_inverse=True)
-    index = [
-        rpt.range_index(key >> 40, (key & ((1 << 40) - 1)) << shift, level)
-        for key in unique.tolist()
-    ]
-    return np.array(index, np.int32)[inverse]
+
+    def index(key: int) -> int:
+        return rpt.range_index(key >> 40, (key & ((1 << 40) - 1)) << shift, level)
+
+    return _by_value(keys, index, np.int32)
+
+
+def _by_value(
+    values: U64, of: Callable[[int], int], dtype: npt.DTypeLike
+) -> npt.NDArray[np.signedinteger[Any]]:
+    """What a function gives for each value, of which there are few, many in a row."""
+    begins = np.flatnonzero(np.diff(values, prepend=~values[:1]))
+    unique, inverse = np.unique(values[begins], return_inverse=True)
+    found = np.array([of(value) for value in unique.tolist()], dtype)
+    return np.repeat(found[inverse], np.diff(begins, append=values.size))

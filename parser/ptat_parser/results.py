@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -206,14 +207,16 @@ def _parse_into(
         stopped=found.stopped,
         losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
     )
-    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz, spans.SPAN_ACCESSES)
+    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz)
     starts = [span.first_access for span in cut]
     make_output: spans.MakeOutput = _make_nothing
     if not counts_only:
         for name in ("misses", "other"):
             (directory / name).mkdir()
-        most = int(np.diff([*starts, found.accesses]).max())
-        make_output = _MakeOutput(directory, fitted, most)
+        # In this process, reads are written as soon as they are settled.
+        in_whole = crew or address or not replayer.goes_on
+        rows = int(np.diff([*starts, found.accesses]).max()) if in_whole else 0
+        make_output = _MakeOutput(directory, fitted, rows)
     if address:
         done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
     elif crew:
@@ -241,44 +244,56 @@ def _take_misses(
     origin_ns: Integer,
     ns_per_tick: float,
     time_ns: npt.NDArray[np.int64],
-    page: npt.NDArray[np.int64],
+    page: npt.NDArray[np.uint32],
 ) -> Integer:
     """Fill `time_ns` and `page` with the misses among records; return how many there are.
 
-    Times are those of `Clock.to_ns`.
+    Times are those of `Clock.to_ns`; without `numbers`, those of `local` are the pages'.
     """
+    others = 0
+    for i in range(time.size):  # many at a time
+        time_ns[i] = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
+        others += kind[i] != replaying.MISS
+    if numbers.size:
+        for i in range(time.size):
+            page[i] = numbers[local[i]]
+    else:
+        page[: time.size] = local
+    if not others:
+        return time.size
     n = 0
     for i in range(time.size):
-        time_ns[n] = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
-        page[n] = numbers[local[i]]
+        time_ns[n] = time_ns[i]
+        page[n] = page[i]
         n += kind[i] == replaying.MISS
     return n
 
 
+_ROOM_FOR = 2
+"""Chunks that records have room for: moving those not settled is seldom then."""
+
+_THE_SAME = np.empty(0, np.uint32)
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
 _OTHERS = [*_MISSES, Column("kind", np.uint8)]
 
 
 @dataclass(frozen=True)
 class _MakeOutput:
-    """Makes the files of a span, which has at most so many `accesses`, in `directory`."""
+    """Makes the files of a span in `directory`, and records for so many `rows`."""
 
     directory: Path
     fitted: Clock
-    accesses: int
+    rows: int
     free: list[Records] = field(default_factory=list)
 
     def __call__(self, span: Span) -> _Output:
         # Memory that was used before is there already.
-        records = self.free.pop() if self.free else self._new()
+        records = self.free.pop() if self.free else _new_records(self.rows)
         return _Output(self, span.number, records)
 
-    def _new(self) -> Records:
-        return Records(
-            np.empty(self.accesses, np.uint64),
-            np.empty(self.accesses, np.uint32),
-            np.empty(self.accesses, np.uint8),
-        )
+
+def _new_records(rows: int) -> Records:
+    return Records(np.empty(rows, np.uint64), np.empty(rows, np.uint32), np.empty(rows, np.uint8))
 
 
 class _Output:
@@ -289,39 +304,68 @@ class _Output:
         self.rows = 0
         self._made_by = made_by
         self._number = number
+        self._files: list[Writer] = []
+        self._open: contextlib.ExitStack | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         time, page, kind = self.records
         used = Records(time[: self.rows], page[: self.rows], kind[: self.rows])
         return self.__dict__ | {"records": used}
 
-    def write(self, numbers: npt.NDArray[np.uint32]) -> None:
-        """Write them, with the numbers that the span's pages have in the whole."""
-        records, fitted = self.records, self._made_by.fitted
-        with self._file("misses", _MISSES) as file:
-            size = min(PAGE_ROWS, self.rows)
-            time_ns, page = np.empty(size, np.int64), np.empty(size, np.int64)
-            for start in range(0, self.rows, PAGE_ROWS):
-                at = slice(start, min(start + PAGE_ROWS, self.rows))
-                n = _take_misses(
-                    records.time[at], records.page[at], records.kind[at], numbers,
-                    np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick,
-                    time_ns, page,
-                )  # fmt: skip
-                file.write(time_ns[:n], page[:n])
-        with self._file("other", _OTHERS) as file:
-            rows = np.flatnonzero(records.kind[: self.rows] != replaying.MISS)
-            for start in range(0, rows.size, PAGE_ROWS):
-                of = rows[start : start + PAGE_ROWS]
-                time_ns = fitted.to_ns(records.time[of])
-                file.write(time_ns, numbers[records.page[of]], records.kind[of])
-        self._made_by.free.append(records)
+    def __enter__(self) -> _Output:
+        self._open = contextlib.ExitStack()
+        for name, columns in (("misses", _MISSES), ("other", _OTHERS)):
+            path = self._made_by.directory / name / f"part-{self._number:05}.parquet"
+            stored = self._open.enter_context(path.open("wb"))
+            self._files.append(self._open.enter_context(Writer(stored, columns)))
+        return self
 
-    @contextlib.contextmanager
-    def _file(self, name: str, columns: list[Column]) -> Iterator[Writer]:
-        path = self._made_by.directory / name / f"part-{self._number:05}.parquet"
-        with path.open("wb") as stored, Writer(stored, columns) as file:
-            yield file
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._open
+        self._open.__exit__(kind, error, traceback)
+        self._made_by.free.append(self.records)
+
+    def make_room(self, used: int, settled: int, wanted: int) -> Records:
+        """Write the first `settled` rows and move the others, up to `used`, to the front."""
+        self._write(settled, None)
+        left, old = used - settled, self.records
+        if left + wanted > old.kind.size:
+            self.records = _new_records(left + _ROOM_FOR * wanted)
+        for name in Records._fields:
+            getattr(self.records, name)[:left] = getattr(old, name)[settled:used]
+        return self.records
+
+    def write(self, numbers: npt.NDArray[np.uint32] | None) -> None:
+        """Write them, with the numbers that the span's pages have in the whole; None: the same."""
+        self._write(self.rows, numbers)
+
+    def _write(self, rows: int, numbers: npt.NDArray[np.uint32] | None) -> None:
+        records, fitted = self.records, self._made_by.fitted
+        misses, others = self._files
+        size = min(PAGE_ROWS, rows)
+        time_ns, page = np.empty(size, np.int64), np.empty(size, np.uint32)
+        for start in range(0, rows, PAGE_ROWS):
+            at = slice(start, min(start + PAGE_ROWS, rows))
+            n = _take_misses(
+                records.time[at], records.page[at], records.kind[at],
+                _THE_SAME if numbers is None else numbers,
+                np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick,
+                time_ns, page,
+            )  # fmt: skip
+            misses.write(time_ns[:n], page[:n])
+            if n < at.stop - start:
+                of = start + np.flatnonzero(records.kind[at] != replaying.MISS)
+                local = records.page[of]
+                others.write(
+                    fitted.to_ns(records.time[of]),
+                    local if numbers is None else numbers[local],
+                    records.kind[of],
+                )
 
 
 def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:

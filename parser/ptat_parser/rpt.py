@@ -84,10 +84,11 @@ class Tables(NamedTuple):
     fault event to come is about, else `NO_SLOT`. For each frame: `range_of_frame` (int32) and
     `parent_slot` (int64), -1 for none. For each range: `page_of_range` (int32), the region's page
     that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
-    fault events to come are about it. For each slot its `state`; the state that a store will bring
-    (`pending`); reads that faulted and whose event has not come yet (`owed`), and when the last of
-    them was (`owed_ticks`, uint64); whether its entry is `mapped` (else uint8); and the number of
-    its `page` (uint32).
+    fault events to come are about it; `number_of` (uint32, 512 elements), the number of each
+    entry's page, or 0, where a bus address stands for one entry. For each slot its `state`; the
+    state that a store will bring (`pending`); reads that faulted and whose event has not come yet
+    (`owed`), and when the last of them was (`owed_ticks`, uint64); whether its entry is `mapped`
+    (else uint8); and the number of its `page` (uint32).
 
     Of a PTE slot whose reads are known to be misses of its page, their number is the sum of
     `counted` (uint8, 1 … `COUNTED_MAX`; 0 of others) and `carried` (uint32), and the last of them
@@ -104,6 +105,7 @@ class Tables(NamedTuple):
     page_of_range: npt.NDArray[np.int32]
     last_page: npt.NDArray[np.int32]
     watched: npt.NDArray[np.int32]
+    number_of: npt.NDArray[np.uint32]
     pending: npt.NDArray[np.uint8]
     owed: npt.NDArray[np.uint8]
     owed_ticks: npt.NDArray[np.uint64]
@@ -124,9 +126,10 @@ COUNTED_MAX = 255
 EPOCH_TICKS = (1 << 32) - 1
 """So long `Tables.last_ticks` can tell times."""
 
-_OF_READS = ("page", "counted", "carried", "last_ticks", "last_read", "owed", "owed_ticks")
+_OF_FAULTS = ("last_read", "owed", "owed_ticks")
+_OF_READS = ("page", "counted", "carried", "last_ticks", *_OF_FAULTS)
 _PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
-_PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0}
+_PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "number_of": 0}
 _FRAMES = 64
 
 
@@ -166,6 +169,7 @@ class Rpt:
             page_of_range=np.full(_FRAMES, -1, np.int32),
             last_page=np.full(_FRAMES, -1, np.int32),
             watched=np.zeros(_FRAMES, np.int32),
+            number_of=np.zeros(_FRAMES * ENTRIES, np.uint32),
             pending=np.zeros(_FRAMES * ENTRIES, np.uint8),
             owed=np.zeros(_FRAMES * ENTRIES, np.uint8),
             owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
@@ -381,21 +385,26 @@ class Rpt:
         quick = t.level[page] == 1 and not t.watched[range_]
         t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
 
-    def restart(self) -> None:
-        """Forget what reads left behind: numbers of pages, counts, faults that are owed."""
+    def restart(self, keep_counts: bool = False) -> None:
+        """Forget what reads left behind: faults that are owed, numbers of pages and counts.
+
+        With `keep_counts`, not the latter two.
+        """
         t = self.tables
-        for name in _OF_READS:
+        for name in _OF_FAULTS if keep_counts else _OF_READS:
             getattr(t, name)[:] = 0
         t.watched[:] = 0
         first_slot = t.frame.astype(np.int64) * ENTRIES
         t.quick_slot[:-1] = np.where(t.level == 1, first_slot, NO_SLOT)
-        self._parked.clear()
-        self._retired.clear()
-        self.epoch_ticks = 0
+        if not keep_counts:
+            t.number_of[:] = 0
+            self._parked.clear()
+            self._retired.clear()
+            self.epoch_ticks = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what `restart` forgets."""
-        small = {name: getattr(self.tables, name)[:0] for name in _OF_READS}
+        small = {name: getattr(self.tables, name)[:0] for name in (*_OF_READS, "number_of")}
         tables = self.tables._replace(**small)
         return self.__dict__ | {"tables": tables, "_parked": {}, "_retired": []}
 
@@ -403,7 +412,8 @@ class Rpt:
         self.__dict__ = state
         slots = self.tables.state.size
         empty = {name: np.zeros(slots, getattr(self.tables, name).dtype) for name in _OF_READS}
-        self.tables = self.tables._replace(**empty)
+        number_of = np.zeros(self.tables.page_of_range.size * ENTRIES, np.uint32)
+        self.tables = self.tables._replace(**empty, number_of=number_of)
 
     def counts(self) -> list[Counts]:
         """What was counted since the last call of slots that are now of other pages."""

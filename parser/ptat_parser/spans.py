@@ -20,6 +20,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import connection
+from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -63,16 +64,11 @@ _ADDED = (
 )
 
 
-def plan(
-    reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float, accesses: int
-) -> list[Span]:
-    """The spans, of about so many accesses, of a stream.
-
-    One that is merged of several channels is not cut.
-    """
+def plan(reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float) -> list[Span]:
+    """The spans of a stream. One that is merged of several channels is not cut."""
     chunks = [0]
     if isinstance(reader, BusReader):
-        chunks += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz), accesses)
+        chunks += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz))
     starts = [found.chunks[chunk] for chunk in chunks]
     return [
         Span(
@@ -89,21 +85,19 @@ def plan(
     ]
 
 
-def _cuts(
-    chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int, accesses: int
-) -> list[int]:
+def _cuts(chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int) -> list[int]:
     """Chunks before which to cut."""
     cuts = []
     since = 0
     best: tuple[int, int] | None = None  # distance to the nearest fault event, chunk
     for number, first in enumerate(chunks):
-        if first is None or first.number < since + accesses:
+        if first is None or first.number < since + SPAN_ACCESSES:
             continue
         at = int(np.searchsorted(fault_ticks, np.uint64(first.ticks)))
         near = fault_ticks[max(at - 1, 0) : at + 1].astype(np.int64) - first.ticks
         distance = int(np.abs(near).min(initial=quiet_ticks))
         best = max(best or (-1, 0), (distance, -number))
-        if distance >= quiet_ticks or first.number >= since + 3 * accesses // 2:
+        if distance >= quiet_ticks or first.number >= since + 3 * SPAN_ACCESSES // 2:
             cuts.append(-best[1])
             cut = chunks[cuts[-1]]
             assert cut is not None
@@ -127,6 +121,15 @@ class Joined:
 
     def add(self, part: Replay) -> U32:
         """Join the next span; return the numbers that its pages have in the whole, from 0."""
+        self._add_counters(part)
+        return self._add_pages(part.pages)
+
+    def go_on(self, part: Replay) -> None:
+        """Join the next span, which went on with the pages of those before."""
+        self._add_counters(part)
+        self._rows, self._used = part.pages, part.pages.shape[1]
+
+    def _add_counters(self, part: Replay) -> None:
         pending = int(self._counters[replaying.WALK_PMD]) if self._spans else -1
         first = int(part.counters[replaying.FIRST_READ])
         for counter in _ADDED:
@@ -140,7 +143,6 @@ class Joined:
         self._spans += 1
         self._unexplained += part.unexplained[: replaying.EXAMPLES - len(self._unexplained)]
         self._doubts += part.doubts
-        return self._add_pages(part.pages)
 
     def _add_pages(self, pages: I64) -> U32:
         ranges, entries = pages[quick.P_RANGE], pages[quick.P_ENTRY]
@@ -248,13 +250,33 @@ def _join(
 
 
 class Output(Protocol):
-    """Where the reads of one span go: to `records`, of which `rows` are used then."""
+    """Where the reads of one span go: to `records`, of which `rows` are used then.
+
+    A context manager: what is written is whole when it is left without error.
+    """
 
     records: Records
     rows: int
 
-    def write(self, numbers: U32) -> None:
-        """Write them, with the numbers that the span's pages have in the whole."""
+    def __enter__(self) -> object:
+        """Begin to write."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Write the end."""
+
+    def make_room(self, used: int, settled: int, wanted: int) -> Records:
+        """Write those of the `used` first rows that are `settled`, whose pages have their numbers.
+
+        Returns records that have the others first, and room for `wanted` more.
+        """
+
+    def write(self, numbers: U32 | None) -> None:
+        """Write them, with the numbers that the span's pages have in the whole; None: the same."""
 
 
 MakeOutput = Callable[[Span], Output | None]
@@ -270,12 +292,18 @@ def replay_here(
 ) -> Replay:
     """Replay the spans one after the other."""
     joined = Joined()
+    go_on = replayer.goes_on
     for span in spans:
         output = make_output(span)
-        part = _replay(replayer, _part(reader, spans, span), span, output, progress)
-        numbers = joined.add(part)
-        if output:
-            output.write(numbers)
+        with output or contextlib.nullcontext():
+            part = _replay(replayer, _part(reader, spans, span), span, output, progress, go_on)
+            numbers = None
+            if go_on:
+                joined.go_on(part)
+            else:
+                numbers = joined.add(part)
+            if output:
+                output.write(numbers)
     return joined.whole(replayer.rpt)
 
 
@@ -285,10 +313,14 @@ def _replay(
     span: Span,
     output: Output | None,
     progress: Progress = no_progress,
+    go_on: bool = False,
 ) -> Replay:
-    part = replayer.run(reader, span, output.records if output else None, progress)
+    records = output.records if output else None
+    make_room = output.make_room if output and go_on else None
+    part = replayer.run(reader, span, records, progress, go_on, make_room)
     if output:
-        output.rows = int(part.counters[replaying.N_OUTPUT])
+        count = part.counters
+        output.rows = int(count[replaying.N_OUTPUT] - count[replaying.FIRST_ROW])
     return part
 
 
@@ -441,7 +473,8 @@ def _work(peer: connection.Connection) -> None:
                 peer.send(part)
                 numbers = peer.recv()
                 if output:
-                    output.write(numbers)
+                    with output:
+                        output.write(numbers)
                 peer.send(None)
             except (PtatError, OSError) as error:
                 if isinstance(error, ConnectionError):

@@ -101,9 +101,10 @@ def test_largest_page_numbers(tmp_path):
 
 
 def test_statistics_find_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "PAGE_ROWS", 50)
     monkeypatch.setattr(parquet, "GROUP_ROWS", 100)
     time, page, kind = example(1000)
-    path = write(tmp_path / "f.parquet", time, page, kind, rows=100)
+    path = write(tmp_path / "f.parquet", time, page, kind, rows=70)
     metadata = pq.ParquetFile(path).metadata
     for group in range(10):
         rows = slice(group * 100, group * 100 + 100)
@@ -111,6 +112,13 @@ def test_statistics_find_groups(tmp_path, monkeypatch):
             statistics = metadata.row_group(group).column(column).statistics
             assert (statistics.min, statistics.max) == (values[rows].min(), values[rows].max())
             assert statistics.null_count == 0
+
+
+def test_rows_at_a_time_make_no_difference(tmp_path):
+    columns = example(PAGE_ROWS * 2 + 5)
+    whole = write(tmp_path / "whole", *columns)
+    for rows in (1009, PAGE_ROWS, PAGE_ROWS + 3):
+        assert write(tmp_path / str(rows), *columns, rows=rows).read_bytes() == whole.read_bytes()
 
 
 def test_error_leaves_no_whole_file(tmp_path):

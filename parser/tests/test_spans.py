@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_time import within
 
-from ptat_parser import blocks, parse, replay, spans
+from ptat_parser import blocks, parse, replay, results, spans, wire
 from ptat_parser.clock import Clock
 from ptat_parser.errors import PtatError
 
@@ -168,6 +168,79 @@ def test_pages_count_what_is_written(
         assert {page: misses for page, misses in counted.items() if misses} == expected
 
 
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    levels=st.sampled_from(["pte", "pte+pmd"]),
+    lossy=st.booleans(),
+    reuse=st.booleans(),
+    accesses=st.sampled_from([1500, 6000, 1 << 40]),
+    held_back=st.sampled_from([300, 1 << 17]),
+)
+def test_spans_that_go_on_are_those_that_are_joined(
+    tmp_path_factory, seed, levels, lossy, reuse, accesses, held_back
+):
+    """Pages that keep their numbers, and reads written as soon as they are settled."""
+    machine = busy_machine(seed, lossy=lossy, levels=levels, reuse=reuse)
+    path = machine.write(tmp_path_factory.mktemp("spans") / "s")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "SPAN_ACCESSES", accesses)
+        patch.setattr(replay, "HELD_BACK", held_back)
+        for counts_only in (False, True):
+            parse(path, counts_only=counts_only)
+            found = digests(path)
+            patch.setattr(replay.Replayer, "goes_on", False)
+            parse(path, counts_only=counts_only)
+            assert digests(path) == found
+            patch.undo()
+            patch.setattr(spans, "SPAN_ACCESSES", accesses)
+            patch.setattr(replay, "HELD_BACK", held_back)
+
+
+def test_a_table_that_is_read_after_another_took_its_place(tmp_path):
+    """Its pages are those of the other, also when only the former is read first."""
+    machine = synthetic.Machine(levels="pte")
+    mm = machine.exec()
+    for page in range(4):
+        machine.set_pte(mm, page << 12, True)
+    machine.access(mm, 0)
+    old = machine.pte(mm, 0)
+    machine._free(mm, old)
+    machine.pmd(mm, 0).entries.pop(0)
+    for page in range(4):
+        machine.set_pte(mm, page << 12, True)
+    new = machine.pte(mm, 0)
+    assert new.pa != old.pa
+    for table, entry in ((old, 1), (new, 1), (new, 2), (old, 2), (old, 0), (new, 3), (old, 3)):
+        machine.access_bus(table.pa + 8 * entry, False)
+    path = machine.write(tmp_path / "s")
+    summary = parse(path).summary
+    pages = [(page["vaddr"] >> 12, page["misses"]) for page in rows(path, "pages.parquet")]
+    assert pages == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    assert summary["unexplained"]["reads"] == 0
+
+
+def test_reads_are_held_until_they_are_settled(tmp_path, monkeypatch):
+    """So many as a fault event may be about, and no more, however many there are."""
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
+    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    path = busy(tmp_path / "s")
+    expected = parse(path, workers=2).summary
+    whole = digests(path)
+    rooms = []
+    make_room = results._Output.make_room
+
+    def note(output, used, settled, wanted):
+        rooms.append((used, settled))
+        return make_room(output, used, settled, wanted)
+
+    monkeypatch.setattr(results._Output, "make_room", note)
+    assert parse(path).summary == expected
+    assert digests(path) == whole
+    assert sum(settled for _, settled in rooms) > 2000
+    assert max(used for used, _ in rooms) < 2000 + 6 * wire.BLOCK_RECORDS_MAX
+
+
 @pytest.mark.parametrize("counts_only", [False, True])
 def test_any_number_of_workers_writes_the_same_bytes(tmp_path, counts_only):
     path = busy(tmp_path / "s", granularity=64, lossy=True)
@@ -289,6 +362,6 @@ def test_cuts_keep_away_from_faults():
     chunks = [first(number) for number in range(10)]
     faults = np.array([1990, 3010, 4000, 5000], np.uint64)
     # The first quiet place after 1500 accesses.
-    assert spans._cuts(chunks, np.array([1990], np.uint64), 500, 1500) == [3, 5, 7, 9]
+    assert spans._cuts(chunks, np.array([1990], np.uint64), 500) == [3, 5, 7, 9]
     # None is quiet in time: the one that is furthest from a fault.
-    assert spans._cuts(chunks[:5], faults, 2000, 1500)[0] in (2, 3)
+    assert spans._cuts(chunks[:5], faults, 2000)[0] in (2, 3)
