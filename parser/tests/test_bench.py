@@ -16,7 +16,9 @@ def test_bench_explains_what_it_made():
     assert figures["misses"] == 300_000 + 2 * 512
     for name in (
         "streaming",
+        "bound_counts",
         "counts_only",
+        "bound_parquet",
         "to_parquet",
         "workers_2",
         "duckdb",
