@@ -5,7 +5,8 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
-	kernel plugin check-exact bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
+	packages-kernel \
+	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards study-pagesize packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
@@ -16,6 +17,7 @@ help:
 	@echo 'make notebook-session record what notebooks and screenshots are of'
 	@echo 'make golden           accept what the reports print now'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
+	@echo 'make check-hugepages  what larger pages save, predicted and measured'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
 	@echo 'make sim-soc          a simulated device with its firmware captures a program, over UDP'
 	@echo 'make mutate-gateware  seeded faults, each of which a test must notice'
@@ -56,6 +58,9 @@ packages-firmware: packages
 packages-browser: packages
 	@setup/packages.sh browser
 
+packages-kernel: packages
+	@setup/packages.sh kernel
+
 packages-studies: packages
 	@setup/packages.sh studies
 
@@ -84,7 +89,7 @@ lint: packages .venv/ready
 	kernel-patch/checkpatch.sh
 
 # Place and route is one long process of low priority, beside tests that are mostly one, too.
-test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs lint
+test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs packages-kernel lint
 	$(MAKE) --jobs=2 --keep-going test-suite test-bitstream
 
 test-bitstream:
@@ -119,6 +124,9 @@ golden: .venv/ready
 SIZE ?= full
 check-exact: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.check_exact --size $(SIZE)
+
+check-hugepages: setup
+	@$(PYTHON) -m ptat_testbed.check_hugepages
 
 bench: setup .venv/gateware-ready
 	$(PYTHON) parser/bench_pages.py

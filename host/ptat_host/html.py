@@ -17,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -209,14 +210,8 @@ class _Map:
         self.row_page = (starts << np.uint64(self.shift)).tolist()
         # A row that does not follow on the one before begins a new stretch of addresses.
         self.breaks = (np.nonzero(np.diff(starts) > 1)[0] + 1).tolist()
-        self.row = np.full(len(pages), -1, np.int32)
-        self.row[self.pages] = row
-        self.cells = np.zeros(starts.size * BINS, np.uint32)
-
-    def add(self, bin_: npt.NDArray[np.int64], page: npt.NDArray[np.uint32]) -> None:
-        row = self.row[page]
-        there = row >= 0
-        np.add.at(self.cells, row[there].astype(np.int64) * BINS + bin_[there], np.uint32(1))
+        self.row = row
+        self.cells = np.zeros(0, np.uint32)
 
     def as_dict(self, objects: Objects) -> dict[str, Any]:
         names = self._names(objects) if objects.recorded else [""] * len(self.row_page)
@@ -243,12 +238,32 @@ class _Map:
     def _names(self, objects: Objects) -> list[str]:
         """The object with most misses of each row."""
         rows: list[dict[int, int]] = [{} for _ in self.row_page]
-        for page in self.pages.tolist():
+        for page, at in zip(self.pages.tolist(), self.row.tolist(), strict=True):
             for index, count in objects.counts_of_page(page):
-                row = rows[self.row[page]]
+                row = rows[at]
                 row[index] = row.get(index, 0) + count
         found = [max(row, key=lambda index: row[index]) if row else None for row in rows]
         return ["" if index is None else _title(objects.objects[index]) for index in found]
+
+
+@numba.njit(cache=True)
+def _add(
+    time_ns: npt.NDArray[np.int64],
+    page: npt.NDArray[np.uint32],
+    start_ns: int,
+    step_ns: int,
+    series_of_page: npt.NDArray[np.int64],
+    row_of_page: npt.NDArray[np.int64],
+    series: npt.NDArray[np.int64],
+    cells: npt.NDArray[np.uint32],
+) -> None:
+    """Count misses by bin of time: in the series of their pages, and in their rows, if any."""
+    for i in range(page.size):
+        bin_ = min(max((time_ns[i] - start_ns) // step_ns, 0), BINS - 1)
+        of = page[i]
+        series[series_of_page[of] * BINS + bin_] += 1
+        if row_of_page[of] >= 0:
+            cells[row_of_page[of] * BINS + bin_] += np.uint32(1)
 
 
 def _count(trace: Trace, summary: dict[str, Any]) -> _Counted:
@@ -263,12 +278,17 @@ def _count(trace: Trace, summary: dict[str, Any]) -> _Counted:
     series_of_page = np.array([mms.get(mm, SERIES) for mm in pages["mm"].to_pylist()], np.int64)
     series = np.zeros((SERIES + 1) * BINS, np.int64)
 
+    # The maps' rows one below the other; a page is in one map, or in none.
+    row_of_page = np.full(len(pages), -1, np.int64)
+    ends = np.cumsum([0, *(len(one.row_page) for one in maps)])
+    cells = np.zeros(int(ends[-1]) * BINS, np.uint32)
+    for one, first, last in zip(maps, ends.tolist(), ends[1:].tolist(), strict=False):
+        row_of_page[one.pages] = first + one.row
+        one.cells = cells[first * BINS : last * BINS]
+
     def passing() -> Iterator[tuple[Any, Any]]:
         for time_ns, page in trace.misses().raw():
-            bin_ = np.clip((time_ns - start) // step, 0, BINS - 1)
-            np.add.at(series, series_of_page[page] * BINS + bin_, 1)
-            for one in maps:
-                one.add(bin_, page)
+            _add(time_ns, page, start, step, series_of_page, row_of_page, series, cells)
             yield time_ns, page
 
     objects = Objects(trace)

@@ -20,7 +20,7 @@ int main(void)
 	static const struct edge edges[] = {
 		{ 0, 1 }, { 1, 2 }, { 2, 3 }, { 0, 2 }, { 4, 5 }, { 3, 3 },
 	};
-	struct graph graph = build(edges, sizeof(edges) / sizeof(*edges), 6, false);
+	struct graph graph = build(edges, sizeof(edges) / sizeof(*edges), 6, 0);
 	uint32_t parent[6], queue[6], depth[6];
 
 	EXPECT(graph.row[6] == 10); /* both directions, no loop */

@@ -39,7 +39,7 @@ static bool random_bit(uint64_t *seed, double probability)
 static void generate(struct edge *edges, uint64_t count, unsigned int scale)
 {
 	uint64_t vertices = 1UL << scale, seed = 1;
-	uint32_t *label = map_pages(vertices * sizeof(*label), false);
+	uint32_t *label = map_pages(vertices * sizeof(*label), 0);
 
 	for (uint64_t e = 0; e < count; e++) {
 		uint32_t from = 0, to = 0;
@@ -69,11 +69,12 @@ static void generate(struct edge *edges, uint64_t count, unsigned int scale)
 }
 
 /* Both directions of each edge, without loops. */
-static struct graph build(const struct edge *edges, uint64_t count, uint64_t vertices, bool huge)
+static struct graph build(const struct edge *edges, uint64_t count, uint64_t vertices,
+			  uint64_t huge_bytes)
 {
 	struct graph graph = {
 		.vertices = vertices,
-		.row = map_pages((vertices + 2) * sizeof(*graph.row), false),
+		.row = map_pages((vertices + 2) * sizeof(*graph.row), 0),
 	};
 	/* Counted two places up, so that placing the neighbours leaves each row's begin behind. */
 	uint64_t *next = graph.row + 1;
@@ -86,7 +87,7 @@ static struct graph build(const struct edge *edges, uint64_t count, uint64_t ver
 	}
 	for (uint64_t v = 0; v < vertices; v++)
 		next[v + 1] += next[v];
-	graph.column = map_pages(next[vertices] * sizeof(*graph.column) + 1, huge);
+	graph.column = map_pages(next[vertices] * sizeof(*graph.column) + 1, huge_bytes);
 	for (uint64_t e = 0; e < count; e++) {
 		if (edges[e].from != edges[e].to) {
 			graph.column[next[edges[e].from]++] = edges[e].to;
@@ -185,7 +186,8 @@ int main(int argc, char **argv)
 	unsigned int scale = 16;
 	struct graph graph;
 	struct edge *edges;
-	bool huge = false, all_valid = true;
+	uint64_t huge_bytes = 0;
+	bool all_valid = true;
 	int option;
 
 	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -200,7 +202,7 @@ int main(int argc, char **argv)
 			roots = parse_size("--roots", optarg);
 			break;
 		case 'H':
-			huge = true;
+			huge_bytes = HUGE_PAGE_BYTES;
 			break;
 		case 'h':
 			help(usage);
@@ -213,9 +215,9 @@ int main(int argc, char **argv)
 
 	vertices = 1UL << scale;
 	count = vertices * edge_factor;
-	edges = map_pages(count * sizeof(*edges), false);
+	edges = map_pages(count * sizeof(*edges), 0);
 	generate(edges, count, scale);
-	graph = build(edges, count, vertices, huge);
+	graph = build(edges, count, vertices, huge_bytes);
 	munmap(edges, round_up(count * sizeof(*edges), BASE_PAGE_BYTES));
 	if (!graph.row[vertices])
 		fail("the graph has no edges: try a larger --scale");
@@ -223,9 +225,9 @@ int main(int argc, char **argv)
 	       (void *)graph.column, graph.row[vertices] * sizeof(*graph.column));
 
 	vector_bytes = vertices * sizeof(uint32_t);
-	parent = map_pages(vector_bytes, false);
-	queue = map_pages(vector_bytes, false);
-	depth = map_pages(vector_bytes, false);
+	parent = map_pages(vector_bytes, 0);
+	queue = map_pages(vector_bytes, 0);
+	depth = map_pages(vector_bytes, 0);
 	while (roots--) {
 		uint64_t reached, edges_seen = 0;
 		double seconds;

@@ -62,7 +62,7 @@ int main(int argc, char **argv)
 	if (!steps)
 		steps = nodes;
 
-	memory = map_pages(bytes, false);
+	memory = map_pages(bytes, 0);
 	for (uint64_t i = 0; i < nodes; i++)
 		*node_at(i) = node_at(i);
 	/* Sattolo's shuffle: a permutation that is one single cycle. */

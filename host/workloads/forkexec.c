@@ -21,7 +21,7 @@ static void touch(volatile char *memory, uint64_t bytes)
 
 static void touch_own(uint64_t bytes)
 {
-	volatile char *memory = map_pages(bytes, false);
+	volatile char *memory = map_pages(bytes, 0);
 
 	touch(memory, bytes);
 	printf("forkexec pid=%d first=%p pages=%lu\n", getpid(), (void *)memory,
@@ -65,7 +65,7 @@ int main(int argc, char **argv)
 	if (optind != argc)
 		bad_usage();
 
-	inherited = map_pages(bytes, false);
+	inherited = map_pages(bytes, 0);
 	touch(inherited, bytes);
 	for (uint64_t i = 0; i < children; i++) {
 		pid_t child = fork();

@@ -12,11 +12,12 @@
 #include <omp.h>
 
 static const char usage[] =
-	"usage: gups [--bytes SIZE] [--updates N] [--threads N] [--verify] [--huge]\n"
+	"usage: gups [--bytes SIZE] [--updates N] [--threads N] [--verify] [--huge[=1G]]\n"
 	"  --bytes SIZE   the table, a power of two (default: 64M)\n"
 	"  --updates N    a multiple of 128 (default: 4 for each 8-byte entry, as in HPCC)\n"
 	"  --threads N    1 to 128 (default: 1)\n"
 	"  --huge         the table in 2 MiB hugetlb pages (default: 4 KiB pages)\n"
+	"  --huge=1G      in 1 GiB ones\n"
 	"  --verify       undo the updates and count the entries that are wrong (default: no)\n"
 	"prints: gups first=ADDRESS bytes=N updates=N threads=N seconds=S gups=RATE\n"
 	"        and with --verify: gups checksum=N wrong=N\n";
@@ -98,13 +99,14 @@ int main(int argc, char **argv)
 		{ "updates", required_argument, NULL, 'u' },
 		{ "threads", required_argument, NULL, 't' },
 		{ "verify", no_argument, NULL, 'v' },
-		{ "huge", no_argument, NULL, 'H' },
+		{ "huge", optional_argument, NULL, 'H' },
 		{ "help", no_argument, NULL, 'h' },
 		{},
 	};
 	uint64_t bytes = 64UL << 20, updates = 0, entries;
 	unsigned int threads = 1;
-	bool verify = false, huge = false;
+	uint64_t huge_bytes = 0;
+	bool verify = false;
 	uint64_t *table;
 	double seconds;
 	int option;
@@ -124,7 +126,9 @@ int main(int argc, char **argv)
 			verify = true;
 			break;
 		case 'H':
-			huge = true;
+			huge_bytes = optarg ? parse_size("--huge", optarg) : HUGE_PAGE_BYTES;
+			if (huge_bytes != HUGE_PAGE_BYTES && huge_bytes != GIGANTIC_PAGE_BYTES)
+				fail("--huge: %s is not 2M or 1G", optarg);
 			break;
 		case 'h':
 			help(usage);
@@ -142,7 +146,7 @@ int main(int argc, char **argv)
 	if (updates % LANES)
 		fail("--updates must be a multiple of %d", LANES);
 
-	table = map_pages(bytes, huge);
+	table = map_pages(bytes, huge_bytes);
 	for (uint64_t i = 0; i < entries; i++)
 		table[i] = i;
 	omp_set_dynamic(0);

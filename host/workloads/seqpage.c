@@ -88,7 +88,7 @@ int main(int argc, char **argv)
 		fail("--bytes must be a multiple of the page size, %lu", page_bytes);
 
 	pages = bytes / page_bytes;
-	memory = map_pages(bytes, huge);
+	memory = map_pages(bytes, huge ? HUGE_PAGE_BYTES : 0);
 	printf("seqpage first=%p pages=%lu page_bytes=%lu\n", (void *)memory, pages, page_bytes);
 	fflush(stdout);
 	for (uint64_t page = 0; page < pages; page++)

@@ -25,9 +25,13 @@
 #ifndef MAP_HUGE_2MB
 #define MAP_HUGE_2MB (21 << 26)
 #endif
+#ifndef MAP_HUGE_1GB
+#define MAP_HUGE_1GB (30 << 26)
+#endif
 
-#define BASE_PAGE_BYTES 4096UL
-#define HUGE_PAGE_BYTES (2UL << 20)
+#define BASE_PAGE_BYTES	    4096UL
+#define HUGE_PAGE_BYTES	    (2UL << 20)
+#define GIGANTIC_PAGE_BYTES (1UL << 30)
 
 __attribute__((noreturn, format(printf, 1, 2))) static inline void fail(const char *format, ...)
 {
@@ -91,26 +95,27 @@ static inline uint64_t round_up(uint64_t value, uint64_t unit)
 }
 
 /*
- * Untouched memory in pages of 2 MiB (hugetlb: a transparent huge page may quietly become small
- * ones) or 4 KiB (never huge).
+ * Untouched memory in hugetlb pages of huge_bytes (a transparent huge page may quietly become small
+ * ones) or, if that is 0, in pages of 4 KiB (never huge).
  */
-static inline void *map_pages(uint64_t bytes, bool huge)
+static inline void *map_pages(uint64_t bytes, uint64_t huge_bytes)
 {
+	bool gigantic = huge_bytes == GIGANTIC_PAGE_BYTES;
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS;
 	void *memory;
 
-	if (huge)
-		flags |= MAP_HUGETLB | MAP_HUGE_2MB;
-	bytes = round_up(bytes, huge ? HUGE_PAGE_BYTES : BASE_PAGE_BYTES);
+	if (huge_bytes)
+		flags |= MAP_HUGETLB | (gigantic ? MAP_HUGE_1GB : MAP_HUGE_2MB);
+	bytes = round_up(bytes, huge_bytes ? huge_bytes : BASE_PAGE_BYTES);
 	memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-	if (memory == MAP_FAILED && huge)
-		fail("no %llu free 2 MiB pages (%s): reserve them with 'ptat record --hugepages "
-		     "2M:N' "
-		     "or in /proc/sys/vm/nr_hugepages",
-		     (unsigned long long)(bytes / HUGE_PAGE_BYTES), strerror(errno));
+	if (memory == MAP_FAILED && huge_bytes)
+		fail("no %llu free %s pages (%s): reserve them with 'ptat record --hugepages "
+		     "%s:N' or in /sys/kernel/mm/hugepages",
+		     (unsigned long long)(bytes / huge_bytes), gigantic ? "1 GiB" : "2 MiB",
+		     strerror(errno), gigantic ? "1G" : "2M");
 	if (memory == MAP_FAILED)
 		fail("cannot map %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
-	if (!huge && madvise(memory, bytes, MADV_NOHUGEPAGE) && errno != EINVAL)
+	if (!huge_bytes && madvise(memory, bytes, MADV_NOHUGEPAGE) && errno != EINVAL)
 		fail("cannot ask for 4 KiB pages: %s", strerror(errno));
 	return memory;
 }
