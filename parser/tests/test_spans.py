@@ -220,6 +220,33 @@ def test_a_table_that_is_read_after_another_took_its_place(tmp_path):
     assert summary["unexplained"]["reads"] == 0
 
 
+def test_a_fault_is_not_about_a_read_before_one_that_was_not_held(tmp_path, monkeypatch):
+    """The last read of its page is too long ago, and those before it are older still."""
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
+    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    machine = synthetic.Machine(levels="pte")
+    mm = machine.exec()
+    other = 5 << 21
+    machine.set_pte(mm, 0x5000, False)
+    machine.set_pte(mm, other, False)
+    machine.access(mm, 0x5000, write=True)  # a fault is near: the read that follows it is held
+    for _ in range(2):
+        for _ in range(8000):
+            machine.access(mm, other)
+        machine.access(mm, 0x5000)
+    for _ in range(8000):
+        machine.access(mm, other)
+    machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=2)
+    for _ in range(2000):
+        machine.access(mm, other)
+    machine.event("ptat_marker", cookie=2)
+    path = machine.write(tmp_path / "s")
+    summary = parse(path).summary
+    misses = {page["vaddr"]: page["misses"] for page in rows(path, "pages.parquet")}
+    assert misses == {0x5000: 3, other: 26_000}
+    assert summary["faults"]["unmatched"] == 1
+
+
 def test_reads_are_held_until_they_are_settled(tmp_path, monkeypatch):
     """So many as a fault event may be about, and no more, however many there are."""
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
