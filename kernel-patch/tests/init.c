@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 /*
- * PID 1 of the kernel's boot tests: shows what PTAT made of its boot parameter and,
- * asked with the kernel command line's "selftest", runs the kernel's own selftest on
- * a machine with some swap space.
+ * PID 1 of the kernel's boot tests: shows what PTAT made of its boot parameter and, if the
+ * kernel's command line has a program and its arguments behind "--", runs that on a machine with
+ * some swap space.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -76,24 +76,25 @@ static void add_swap(void)
 		complain("swapon");
 }
 
-static void run_selftest(void)
+static void run(char **argv)
 {
-	int status;
+	int status = 0;
+	pid_t child = fork();
 
-	add_swap();
-	if (fork() == 0) {
-		execl("/ptat_test", "ptat_test", NULL);
+	if (child == 0) {
+		execv(argv[0], argv);
 		_exit(127);
 	}
-	wait(&status);
-	printf("selftest: exit status %d\n", WEXITSTATUS(status));
+	/* Orphans become our children. */
+	while (wait(&status) != child)
+		;
+	printf("%s: exit status %d\n", argv[0], WEXITSTATUS(status));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	char command_line[4096];
-	int fd;
-
+	(void)argc;
+	argv++; /* that is /init */
 	mount_at("proc", "/proc");
 	mount_at("sysfs", "/sys");
 	mount_at("devtmpfs", "/dev");
@@ -101,10 +102,13 @@ int main(void)
 	mount_at("debugfs", "/sys/kernel/debug");
 	mount_at("cgroup2", "/sys/fs/cgroup");
 
-	fd = open("/proc/cmdline", O_RDONLY);
-	command_line[read(fd, command_line, sizeof(command_line) - 1)] = '\0';
-	if (strstr(command_line, "selftest"))
-		run_selftest();
+	/* Before it comes what the kernel itself did not understand. */
+	while (*argv && **argv != '/')
+		argv++;
+	if (*argv) {
+		add_swap();
+		run(argv);
+	}
 	show("/proc/iomem");
 	if (access("/sys/kernel/mm/ptat", F_OK) == 0) {
 		show("/sys/kernel/mm/ptat/region");

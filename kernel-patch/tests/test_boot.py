@@ -95,16 +95,16 @@ def assert_traces(console: str, base: int, size: int) -> None:
 @pytest.mark.guest
 @pytest.mark.parametrize("cpus", [1, 4])
 def test_selftest(boot: Boot, cpus: int) -> None:
-    console = boot("ptat=8M@256M selftest", cpus=cpus)
+    console = boot("ptat=8M@256M -- /ptat_test", cpus=cpus)
     assert re.search(r"^# Totals: pass:\d+ fail:0 xfail:0 xpass:0 skip:0 error:0$", console, re.M)
-    assert "selftest: exit status 0" in console
+    assert "/ptat_test: exit status 0" in console
     assert_traces(console, 256 * MIB, 8 * MIB)
 
 
 @pytest.mark.guest
 def test_selftest_in_a_bar(boot: Boot) -> None:
-    console = boot(f"ptat=8M@{BAR:#x} selftest", devices=BAR_DEVICE)
-    assert "selftest: exit status 0" in console
+    console = boot(f"ptat=8M@{BAR:#x} -- /ptat_test", devices=BAR_DEVICE)
+    assert "/ptat_test: exit status 0" in console
     assert_traces(console, BAR, 8 * MIB)
     # The claim nests below the device's.
     assert re.search(rf"^( +){BAR:x}-\w+ : 0000:.*\n\1  {BAR:x}-\w+ : ptat$", console, re.M)

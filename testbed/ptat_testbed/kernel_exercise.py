@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``make kernel-exercise``: all that changes page tables, untraced and traced, side by side.
+
+Boots a kernel with what these tests need (``kernel-patch/variants/exercise.config``) on several
+machines and runs ``kernel-patch/tests/exercise`` there: what a process sees must be the same
+traced and untraced, the region must agree with the kernel's tables all the time, be free after
+each group, and the kernel must not warn.
+
+Ends with one JSON line: ``{"machines", "groups", "passed", "skipped", "failed", "compared",
+"mismatches"}``; `failed` names machines and groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ptat_host.boards.base import BoardError
+from ptat_testbed import build, plain
+from ptat_testbed.progress import progress
+
+TESTS = build.KERNEL_SCRIPT.parent / "tests"
+CONFIG = build.KERNEL_SCRIPT.parent / "variants" / "exercise.config"
+REGION = "ptat=8M@256M"
+"""Small enough to be full at times."""
+PARAMETERS = (
+    f"{REGION} loglevel=5 secretmem.enable=1 hugepagesz=1G hugepages=1"
+    " rcupdate.rcu_cpu_stall_timeout=300"
+)
+DISK_MIB = 24
+TIMEOUT_S = 3600
+RESULT = re.compile(r"^(not ok|ok) \d+ - ([^#\n]*?)( # SKIP .*)?$", re.M)
+COMPARED = re.compile(r"^# compared (\d+) times, \d+ times with present entries, (\d+) mismatches$")
+TROUBLE = re.compile(r"WARNING:|BUG:|Oops|rcu: .*stall|Bad page|Bad rss-counter|pgtables_bytes")
+
+
+def _node(number: int, memory_mib: int) -> tuple[str, ...]:
+    """A NUMA node with that much memory and the CPU of its number."""
+    return (
+        *("-object", f"memory-backend-ram,id=node{number},size={memory_mib}M"),
+        *("-numa", f"node,memdev=node{number},cpus={number}"),
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the program runs; more CPUs and memory than its few pages need."""
+
+    name: str
+    cpu: str = "max,la57=off"
+    parameters: str = ""
+    nodes: int = 1
+    memory_mib: int = 4096
+
+    def options(self) -> list[str]:
+        """Of QEMU."""
+        options = ["-accel", "tcg", "-cpu", self.cpu]
+        if self.nodes > 1:
+            for number in range(self.nodes):
+                options += _node(number, self.memory_mib // self.nodes)
+        return options
+
+
+MACHINES = (
+    Machine("two-nodes", nodes=2),
+    Machine("five-levels-pti", cpu="max,la57=on", parameters="pti=on"),
+)
+
+
+@dataclass
+class Totals:
+    """What the last line tells."""
+
+    machines: list[str] = field(default_factory=list)
+    groups: int = 0
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
+    compared: int = 0
+    mismatches: int = 0
+
+    def add(self, machine: str, console: str) -> None:
+        """Count what a machine's console shows."""
+        self.machines.append(machine)
+        for verdict, name, skip in RESULT.findall(console):
+            self.groups += 1
+            if verdict == "not ok":
+                self.failed.append(f"{machine}: {name}")
+            elif skip:
+                self.skipped += 1
+            else:
+                self.passed += 1
+        for line in console.splitlines():
+            if compared := COMPARED.match(line):
+                self.compared += int(compared[1])
+                self.mismatches += int(compared[2])
+        if TROUBLE.search(console):
+            self.failed.append(f"{machine}: the kernel warned")
+        if not re.search(r"^1\.\.[1-9]", console, re.M):
+            self.failed.append(f"{machine}: it did not come to the end")
+
+
+def _disk(directory: Path) -> bytes:
+    """An empty file system."""
+    image = directory / "disk.img"
+    with image.open("wb") as file:
+        file.truncate(DISK_MIB << 20)
+    command = ["/usr/sbin/mkfs.ext4", "-q", "-O", "^has_journal", str(image)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise BoardError(f"mkfs.ext4: {done.stderr.strip()}", "run setup/packages.sh kernel")
+    return image.read_bytes()
+
+
+def program(directory: Path) -> bytes:
+    """The program, compiled.
+
+    :raises BoardError: it cannot be.
+    """
+    first, *others = sorted((TESTS / "exercise").glob("*.c"))
+    return plain.compiled(directory / "exercise", first, *map(str, others))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the groups on the machines; exit 1 if something is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="make kernel-exercise", description=__doc__.splitlines()[0]
+    )
+    names = [machine.name for machine in MACHINES]
+    parser.add_argument("--machine", choices=names, help="only this one (default: all)")
+    parser.add_argument("words", nargs="*", help="only groups with one of these words in the name")
+    arguments = parser.parse_args(argv)
+    totals = Totals()
+    try:
+        kernel = build.kernel_variant(CONFIG)
+        with tempfile.TemporaryDirectory(prefix="ptat-exercise.") as temporary:
+            directory = Path(temporary)
+            members = {
+                "init": plain.compiled(directory / "init", TESTS / "init.c"),
+                "exercise": program(directory),
+                "disk.img": _disk(directory),
+            }
+            initrd = plain.archive(directory / "initramfs.cpio", members)
+            for machine in MACHINES:
+                if arguments.machine not in (None, machine.name):
+                    continue
+                asked = " ".join(arguments.words)
+                with progress(f"exercising the kernel ({machine.name})"):
+                    console = plain.boot(
+                        kernel.image,
+                        initrd,
+                        f"{PARAMETERS} {machine.parameters} -- /exercise {asked}",
+                        cpus=2,
+                        memory_mib=machine.memory_mib,
+                        options=machine.options(),
+                        timeout_s=TIMEOUT_S,
+                    )
+                print(console[console.find("TAP version") :], file=sys.stderr, flush=True)
+                totals.add(machine.name, console)
+    except BoardError as error:
+        print(f"kernel-exercise: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(vars(totals)))
+    return int(bool(totals.failed or totals.mismatches))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
