@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -55,8 +56,10 @@ class Kernel:
         raise BoardError(f"the kernel in {self.directory} has no symbol {name}")
 
 
-def run_script(script: Path, *args: str) -> Path:
+def run_script(script: Path, *args: str, **environment: str) -> Path:
     """Run a build script, its progress going to stderr; return the path it prints.
+
+    :param environment: variables beside those of this process.
 
     :raises BoardError: the script is missing or fails.
     """
@@ -64,7 +67,13 @@ def run_script(script: Path, *args: str) -> Path:
         raise BoardError(
             f"{script} is missing", "the testbed runs from a clone of ptat: pip install -e ."
         )
-    done = subprocess.run([script, *args], stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [script, *args],
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+        text=True,
+        check=False,
+    )
     lines = done.stdout.splitlines()
     if done.returncode or len(lines) != 1:
         raise BoardError(f"{script.parent.name}/{script.name} failed", "its messages are above")
@@ -76,7 +85,9 @@ def kernel() -> Kernel:
     return Kernel(run_script(KERNEL_SCRIPT))
 
 
-def kernel_variant(*fragments: Path, series: str = SERIES, patches: str = "*.patch") -> Kernel:
+def kernel_variant(
+    *fragments: Path, series: str = SERIES, patches: str = "*.patch", source: Path | None = None
+) -> Kernel:
     """A kernel with other options, from other sources or patches, built if it is not in the cache.
 
     Not the one for all: its key in the cache hangs on nothing but its own inputs.
@@ -85,6 +96,7 @@ def kernel_variant(*fragments: Path, series: str = SERIES, patches: str = "*.pat
     :param series: the version whose patches and Debian package are used; its configuration has
         only what differs from that of `SERIES`.
     :param patches: pattern of the patches to apply; not none at all.
+    :param source: the source's tarball, if it is not that of an installed package.
     """
     folder = KERNEL_SCRIPT.parent
     with tempfile.TemporaryDirectory() as temporary:
@@ -97,7 +109,8 @@ def kernel_variant(*fragments: Path, series: str = SERIES, patches: str = "*.pat
         script = copy / KERNEL_SCRIPT.name
         script.write_text(KERNEL_SCRIPT.read_text().replace(SERIES, series))
         shutil.copymode(KERNEL_SCRIPT, script)
-        return Kernel(run_script(script))
+        environment = {"PTAT_KERNEL_SOURCE": str(source)} if source else {}
+        return Kernel(run_script(script, **environment))
 
 
 def merged_config(*fragments: Path) -> str:
