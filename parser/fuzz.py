@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -69,6 +70,30 @@ class Target:
         (self.path / self.file).write_bytes(self.seal(data))
         with contextlib.suppress(PtatError):
             self.read(self.path)
+
+
+class Trace(Target):
+    """A trace of memory accesses, read as one kind of them."""
+
+    def __init__(self, kind: str, start: bytes) -> None:
+        super().__init__("trace", self._read)
+        self._kind = kind
+        self._start = start
+
+    def prepare(self, directory: Path) -> None:
+        """Nothing is around it."""
+        self.path = directory
+
+    def inputs(self) -> list[bytes]:
+        """As it may be, and compressed."""
+        return [self._start, gzip.compress(self._start)]
+
+    def _read(self, path: Path) -> None:
+        from ptat_parser.accesses import ACCESS_MAX_BYTES, open_trace
+
+        for batch in open_trace(str(path / self.file), self._kind).batches:
+            assert (batch.size - 1 < ACCESS_MAX_BYTES).all()
+            assert (batch.address + (batch.size - 1).astype(np.uint64) >= batch.address).all()
 
 
 def sealed_blocks(data: bytes) -> bytes:
@@ -182,6 +207,12 @@ TARGETS = {
     "parse-log": Target("kernel/cpu0.raw", _parse),
     "parse-description": Target("session.json", _parse),
     "check-blocks": Target("bus.0.raw", _check, sealed_blocks),
+    "trace-text": Trace("text", b"readi 0x401ab70 3\nwrite\t0x1fff000748 8\n# no\n"),
+    "trace-lackey": Trace("lackey", b"==1== Lackey\nI  0401ab70,3\n M 1fff000748,8\n"),
+    "trace-drmemtrace": Trace("drmemtrace", b"\x19" + bytes(11) + b"\x0a\0\4\0" + bytes(8)),
+    "trace-testbed": Trace(
+        "testbed", b"PTATACC\1" + bytes(7) + b"\x18" + b"\1" + bytes(6) + b"\xc0"
+    ),
 }
 
 
@@ -199,6 +230,7 @@ def fuzz(name: str, seconds: int, crashes: Path) -> None:
     """Fuzz one target; does not return. libFuzzer ends the process."""
     import atheris
 
+    import ptat_parser.accesses
     import ptat_parser.check
     import ptat_parser.results
     import ptat_parser.truth  # noqa: F401
