@@ -29,6 +29,10 @@ ENOUGH = 4
 """Of so many recordings of each side, if all differ, p is 0.029."""
 
 
+SHARE_MIN = 0.001
+"""What has a smaller share of all misses, of all recordings together, is not tested."""
+
+
 @dataclass(frozen=True)
 class Change:
     """Misses of something, in each recording of both sides."""
@@ -40,7 +44,7 @@ class Change:
     after: tuple[int, ...]
     p: float | None = None
     """How often chance brings about as much, adjusted for all changes of its kind; None: not known
-    from one recording of a side."""
+    from one recording of a side, or too small to matter."""
 
     @property
     def change(self) -> float | None:
@@ -65,6 +69,7 @@ def compare(before: Sequence[Trace], after: Sequence[Trace], top: int) -> list[C
     def of(side: list[dict[str, Counter[str]]], what: str, name: str) -> tuple[int, ...]:
         return tuple(counts[what][name] for counts in side)
 
+    least = SHARE_MIN * sum(counts["total"].total() for side in sides for counts in side)
     changes = []
     for what in ("total", "page size", "process", "object"):
         names = {key for side in sides for counts in side for key in counts[what]}
@@ -72,8 +77,10 @@ def compare(before: Sequence[Trace], after: Sequence[Trace], top: int) -> list[C
             Change(what, name, of(sides[0], what, name), of(sides[1], what, name)) for name in names
         ]
         if min(len(before), len(after)) > 1:
-            chances = repeats.adjusted([difference(one.before, one.after) for one in found])
-            found = [replace(one, p=p) for one, p in zip(found, chances, strict=True)]
+            tested = [one for one in found if sum(one.before) + sum(one.after) >= least]
+            rest = [one for one in found if sum(one.before) + sum(one.after) < least]
+            chances = repeats.adjusted([difference(one.before, one.after) for one in tested])
+            found = [replace(one, p=p) for one, p in zip(tested, chances, strict=True)] + rest
         found.sort(key=lambda one: (-abs(median(one.after) - median(one.before)), one.name))
         changes += found[:top]
     return changes

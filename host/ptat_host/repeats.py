@@ -22,7 +22,7 @@ CLUSTERS_ALPHA = 0.01
 GAP_MIN = 0.01
 """Groups nearer to each other than this share of the median make no difference to anybody."""
 SAMPLES = 9_999
-PERMUTATIONS = 19_999
+PERMUTATIONS = 4_999
 _SEED = 1
 
 F64 = npt.NDArray[np.float64]
