@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
-	packages-kernel \
+	packages-kernel kernel-exercise kernel-selftests kernel-cost kernel-debug test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards study-pagesize packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
@@ -18,6 +18,11 @@ help:
 	@echo 'make golden           accept what the reports print now'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
 	@echo 'make check-hugepages  what larger pages save, predicted and measured'
+	@echo 'make kernel-exercise  all that changes page tables, untraced and traced; WORDS=…'
+	@echo 'make kernel-selftests the kernel'"'"'s own tests of mm, untraced and traced; ALL=1 STRESS=600'
+	@echo 'make kernel-cost      instructions that PTAT costs, against the unpatched kernel'
+	@echo 'make kernel-debug     the patched kernel under KASAN, lockdep and the like'
+	@echo 'make test-kernels     the series for other kernels, built and tested; SERIES="6.1 7.3"'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
 	@echo 'make sim-soc          a simulated device with its firmware captures a program, over UDP'
 	@echo 'make mutate-gateware  seeded faults, each of which a test must notice'
@@ -120,6 +125,25 @@ notebook-session: setup
 golden: .venv/ready
 	PTAT_ACCEPT_GOLDEN=1 $(PYTHON) -m pytest -q host/tests/test_output.py host/tests/test_compared.py
 	git --no-pager diff --stat host/tests/golden
+
+# All that changes page tables, untraced and traced; WORDS: only groups with these in their names.
+kernel-exercise: setup packages-kernel
+	@$(PYTHON) -m ptat_testbed.kernel_exercise $(WORDS)
+
+# The kernel's own tests of mm; ALL=1: those that take minutes, too. STRESS: seconds of stress-ng.
+STRESS ?= 60
+kernel-selftests: setup packages-kernel
+	@$(PYTHON) -m ptat_testbed.kernel_selftests $(if $(ALL),--all) --stress $(STRESS)
+
+# Each of these builds kernels of its own, once.
+kernel-cost: packages .venv/ready
+	@$(PYTHON) -m ptat_testbed.kernel_cost
+
+kernel-debug: setup
+	@$(PYTHON) -m ptat_testbed.kernel_debug
+
+test-kernels: packages .venv/ready
+	@$(PYTHON) -m ptat_testbed.kernel_versions $(SERIES)
 
 SIZE ?= full
 check-exact: setup .venv/gateware-ready
