@@ -56,10 +56,10 @@ def differences(series: Path, directory: Path) -> str:
     for each in (REFERENCE, series):
         (directory / each.name).mkdir()
         files.append(created(each, directory / each.name))
-    lines = []
+    lines: list[str] = []
     for path in sorted(files[0].keys() | files[1].keys()):
-        texts = [each.get(path, "").splitlines() for each in files]
-        lines += difflib.unified_diff(*texts, path, path, n=0, lineterm="")
+        before, after = (each.get(path, "").splitlines() for each in files)
+        lines += difflib.unified_diff(before, after, path, path, n=0, lineterm="")
     expected, found = hooks(REFERENCE), hooks(series)
     for name in sorted(expected.keys() | found.keys()):
         if expected[name] != found[name]:
