@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-2-Clause
-# usage: setup/packages.sh [gateware|firmware|browser|docs]
+# usage: setup/packages.sh [gateware|firmware|browser|docs|kernel]
 #
 # Installs the Debian packages that ptat is built and run with; with "gateware",
 # those that simulating the gateware needs, too; with "firmware", those that
@@ -38,8 +38,10 @@ firmware) packages+=(libcmocka-dev clang libclang-rt-dev gcc-riscv64-unknown-elf
 browser) packages+=(chromium) ;;
 # tracing programs for the study of page sizes, and what is traced
 studies) packages+=(valgrind zstd freecell-solver-bin vim graphicsmagick poppler-utils vorbis-tools) ;;
+# coccinelle finds stores to page tables; the libraries are the kernel's mm selftests'
+kernel) packages+=(coccinelle e2fsprogs stress-ng libcap-dev libnuma-dev) ;;
 docs) packages+=(mandoc) ;;
-*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs]" ;;
+*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs|kernel]" ;;
 esac
 
 [ -r /etc/os-release ] || die "this is no Debian (no /etc/os-release); use Debian 12 or 13"
