@@ -31,7 +31,7 @@ CONFIG = build.KERNEL_SCRIPT.parent / "variants" / "exercise.config"
 REGION = "ptat=8M@256M"
 """Small enough to be full at times."""
 PARAMETERS = (
-    f"{REGION} loglevel=5 secretmem.enable=1 hugepagesz=1G hugepages=1"
+    f"{REGION} loglevel=5 no_timer_check secretmem.enable=1 hugepagesz=1G hugepages=2"
     " rcupdate.rcu_cpu_stall_timeout=300"
 )
 DISK_MIB = 24
@@ -57,12 +57,13 @@ class Machine:
     cpu: str = "max,la57=off"
     parameters: str = ""
     nodes: int = 1
-    memory_mib: int = 4096
+    memory_mib: int = 6144
 
     def options(self) -> list[str]:
         """Of QEMU."""
         options = ["-accel", "tcg", "-cpu", self.cpu]
         if self.nodes > 1:
+            options += ["-smp", f"sockets={self.nodes}"]
             for number in range(self.nodes):
                 options += _node(number, self.memory_mib // self.nodes)
         return options

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 /* Address spaces that come, are copied, fail to come, and go. */
 #define _GNU_SOURCE
-#include <asm/ldt.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -429,39 +428,6 @@ static void threads(void)
 		require(!pthread_join(thread[i], NULL));
 }
 
-/* ---- A table of the kernel's for one process, mapped for it alone with PTI ---- */
-
-static void local_descriptors(void)
-{
-	struct user_desc data = { .entry_number = 1, .limit = 0xfffff, .seg_32bit = 1 };
-
-	for (int i = 0; i < 20; i++) {
-		uint32_t value = 0x12345678 + i, seen = 0;
-		pid_t pid;
-
-		/* A segment that begins there; 32 bits of address must do. */
-		uint32_t *low = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
-				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
-
-		require(low != MAP_FAILED);
-		*low = value;
-		data.base_addr = (uintptr_t)low;
-		if (syscall(SYS_modify_ldt, 1, &data, sizeof(data)))
-			skip("no modify_ldt");
-		pid = fork();
-		for (int j = 0; j < 50; j++) {
-			asm volatile("mov %w1, %%gs; mov %%gs:0, %0"
-				     : "=r"(seen)
-				     : "r"(1 << 3 | 7));
-			require(seen == value);
-		}
-		if (!pid)
-			_exit(0);
-		finish(pid);
-		munmap(low, PAGE);
-	}
-}
-
 /* ---- The memory of another process ---- */
 
 static void write_to_other(void)
@@ -523,7 +489,6 @@ const struct group process_groups[] = {
 	{ "killed for want of memory", out_of_memory },
 	{ "shared mapping of 100 processes", hundred_processes },
 	{ "threads", threads },
-	{ "modify_ldt", local_descriptors },
 	{ "memory of another process", write_to_other },
 	{ 0 },
 };
