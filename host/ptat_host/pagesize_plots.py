@@ -73,8 +73,8 @@ def figures(study: Study) -> dict[str, tuple[str, Figure]]:
     }
     if study.vms:
         made["fig9"] = (
-            "Memory access time of virtual machines: with 4 KiB, with hill climbing, and with the"
-            " advised page size (above the bar).",
+            "Memory access time of virtual machines: with 4 KiB, with hill climbing whose changes"
+            " are free, and with the advised page size (above the bar).",
             _machines(study),
         )
     return made

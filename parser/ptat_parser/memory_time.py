@@ -88,7 +88,9 @@ class Climb:
     """What hill climbing did."""
 
     access_ns: float
-    """On average, with what its changes cost."""
+    """On average, if its changes cost nothing."""
+    change_ns: float
+    """What they cost, for each access."""
     sizes: list[int]
     """Index of the page size in each window."""
 
@@ -96,8 +98,8 @@ class Climb:
 def climb(times_ns: F64, weights: F64, change_ns: F64, start: int) -> Climb:
     """Search a page size while the program runs, one window after the other.
 
-    It tries a larger one, goes on that way as long as it becomes faster, goes back and tries the
-    other way where it does not, and stays where neither way is faster.
+    It takes a step to a larger one, goes on that way as long as it becomes faster, and turns where
+    it does not. It never stays, for the program may change.
 
     :param times_ns: of an access in each window with each page size, shape ``(windows, sizes)``.
     :param weights: references of each window, shape ``(windows,)``.
@@ -106,22 +108,19 @@ def climb(times_ns: F64, weights: F64, change_ns: F64, start: int) -> Climb:
     """
     count = times_ns.shape[1]
     sizes: list[int] = []
-    total_ns, best_ns = 0.0, np.inf
-    best = size = start
-    step, sides = 1, 0  # sides of the best that are known to be slower, or not to exist
+    total_ns, changes_ns, before_ns = 0.0, 0.0, np.inf
+    size, step = start, 1
     for now, weight in zip(times_ns, weights, strict=True):
         if sizes and size != sizes[-1]:
-            total_ns += float(change_ns[size])
+            changes_ns += float(change_ns[size])
         sizes.append(size)
         total_ns += float(now[size] * weight)
-        if size != best and now[size] >= best_ns:
-            step, sides, size = -step, sides + 1, best
-            continue
-        if size != best:
-            sides = 1  # where it came from
-        best, best_ns = size, float(now[size])
-        if not 0 <= best + step < count:
-            step, sides = -step, sides + 1
-        if sides < 2 and 0 <= best + step < count:
-            size = best + step
-    return Climb(total_ns / float(weights.sum()), sizes)
+        if now[size] > before_ns:
+            step = -step
+        before_ns = float(now[size])
+        if not 0 <= size + step < count:
+            step = -step
+        if 0 <= size + step < count:
+            size += step
+    accesses = float(weights.sum())
+    return Climb(total_ns / accesses, changes_ns / accesses, sizes)
