@@ -230,9 +230,7 @@ class _Map:
             "rowName": names,
             "rowObject": [shown.index(name) if name in shown else -1 for name in names],
             "objects": shown,
-            "cells": base64.b64encode(
-                zlib.compress(self.cells.astype("<u4").tobytes(), 9)
-            ).decode(),
+            "cells": base64.b64encode(zlib.compress(self.cells.astype("<u4").tobytes())).decode(),
         }
 
     def _names(self, objects: Objects) -> list[str]:
@@ -251,7 +249,7 @@ def _add(
     time_ns: npt.NDArray[np.int64],
     page: npt.NDArray[np.uint32],
     start_ns: int,
-    step_ns: int,
+    bins_per_ns: float,
     series_of_page: npt.NDArray[np.int64],
     row_of_page: npt.NDArray[np.int64],
     series: npt.NDArray[np.int64],
@@ -259,7 +257,7 @@ def _add(
 ) -> None:
     """Count misses by bin of time: in the series of their pages, and in their rows, if any."""
     for i in range(page.size):
-        bin_ = min(max((time_ns[i] - start_ns) // step_ns, 0), BINS - 1)
+        bin_ = min(max(int((time_ns[i] - start_ns) * bins_per_ns), 0), BINS - 1)
         of = page[i]
         series[series_of_page[of] * BINS + bin_] += 1
         if row_of_page[of] >= 0:
@@ -288,7 +286,7 @@ def _count(trace: Trace, summary: dict[str, Any]) -> _Counted:
 
     def passing() -> Iterator[tuple[Any, Any]]:
         for time_ns, page in trace.misses().raw():
-            _add(time_ns, page, start, step, series_of_page, row_of_page, series, cells)
+            _add(time_ns, page, start, 1 / step, series_of_page, row_of_page, series, cells)
             yield time_ns, page
 
     objects = Objects(trace)

@@ -144,11 +144,12 @@ class Objects:
         self, time_ns: npt.NDArray[np.int64], page: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.int64]:
         """The cell of each miss; `object_of_cell` and `page_of_cell` have a row for each."""
-        group = self._group[page]
         cell = self._first_cell[page]
-        (several,) = np.nonzero(self._count[group] > 1)
+        if not self._has_several.any():
+            return cell
+        (several,) = np.nonzero(self._has_several[page])
         if several.size:
-            group = group[several]
+            group = self._group[page[several]]
             rank = np.searchsorted(self._times, time_ns[several], "right")
             key = group * (self._times.size + 1) + rank
             segment = np.searchsorted(self._keys, key, "right") - 1
@@ -186,6 +187,7 @@ class Objects:
         self._keys = owner * (self._times.size + 1) + rank
 
         of_page = self._count[self._group]
+        self._has_several = of_page > 1
         self._first_cell = np.cumsum(of_page) - of_page
         self.page_of_cell = np.repeat(np.arange(len(pages)), of_page)
         cell_segment = (
