@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: BSD-2-Clause
-# usage: setup/packages.sh [gateware|firmware|browser|docs|kernel]
+# usage: setup/packages.sh [gateware|firmware|browser|docs|kernel|studies]
 #
 # Installs the Debian packages that ptat is built and run with; with "gateware",
 # those that simulating the gateware needs, too; with "firmware", those that
 # testing and compiling the firmware needs; with "browser", the one that tests of
-# the HTML report look at it with; with "docs", the one that checks manual pages.
+# the HTML report look at it with; with "docs", the one that checks manual pages;
+# with "studies", the programs of the study of page sizes and what traces them.
 # Does nothing, fast, when all are there.
 set -euo pipefail
 
@@ -41,7 +42,7 @@ studies) packages+=(valgrind zstd freecell-solver-bin vim graphicsmagick poppler
 # coccinelle finds stores to page tables; the libraries are the kernel's mm selftests'
 kernel) packages+=(coccinelle e2fsprogs stress-ng libcap-dev libnuma-dev) ;;
 docs) packages+=(mandoc) ;;
-*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs|kernel]" ;;
+*) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs|kernel|studies]" ;;
 esac
 
 [ -r /etc/os-release ] || die "this is no Debian (no /etc/os-release); use Debian 12 or 13"
