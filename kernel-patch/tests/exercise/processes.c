@@ -270,7 +270,7 @@ static void failed_calls(void)
 		mprotect(p + 5 * PAGE, TABLE_SPAN, PROT_READ);
 		mprotect(p, size, PROT_READ | PROT_WRITE);
 		mprotect(r + 7 * PAGE, PAGE, PROT_NONE);
-		madvise(p, size, MADV_PAGEOUT);
+		madvise(p, 16 * PAGE, MADV_PAGEOUT);
 		madvise(r, TABLE_SPAN, MADV_COLLAPSE);
 		moved = mremap(p, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, q + TABLE_SPAN);
 		whole = none_failed(fd);
