@@ -303,6 +303,7 @@ def test_every_option_states_its_default():
         "hugepages",
         "diff",
         "overhead",
+        "pagesize",
         "validate",
         "check",
         "stat",

@@ -147,7 +147,7 @@ class Tail:
 
     @property
     def seconds(self) -> float:
-        """Bus time from the first record to the last."""
+        """Bus time from the first record to the last that is counted."""
         if self.first_ticks is None:
             return 0.0
         return (self.last_ticks - self.first_ticks) / self._session.channel.tick_hz
@@ -190,10 +190,8 @@ class Tail:
         found.accesses += ticks.size - old
         if self._drain_per_tick:
             _fill(ticks[old:], self._drain_per_tick, self._level)
-        if ticks.size:
-            if self.first_ticks is None:
-                self.first_ticks = int(ticks[0])
-            self.last_ticks = max(self.last_ticks, int(ticks[-1]))
+        if ticks.size and self.first_ticks is None:
+            self.first_ticks = self.last_ticks = int(ticks[0])
         self._held = ticks, address, write
         return more
 
@@ -218,7 +216,8 @@ class Tail:
             self._apply(seq, int(ticks[at]), found)
             at += 1
         if at:
-            self._harvest(found, int(ticks[at - 1]))
+            self.last_ticks = max(self.last_ticks, int(ticks[at - 1]))
+            self._harvest(found, self.last_ticks)
         self._held = ticks[at:], address[at:], write[at:]
         sums = self._sums
         found.misses += int(sums[_MISSES])

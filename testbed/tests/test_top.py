@@ -15,7 +15,16 @@ SESSION = "s"
 
 
 def test_top_beside_a_recording(tmp_path):
-    options = ["-o", SESSION, "--granularity", "8", "--heap", "64K", "--buffer", "1000000:100000000"]
+    options = [
+        "-o",
+        SESSION,
+        "--granularity",
+        "8",
+        "--heap",
+        "64K",
+        "--buffer",
+        "1000000:100000000",
+    ]
     command = ["gups", "--bytes", "16M", "--updates", "8M"]
     recording = subprocess.Popen(
         [*PTAT, "record", *options, "--", *command],
@@ -39,6 +48,7 @@ def test_top_beside_a_recording(tmp_path):
     seen = [view for view in views if view["misses"] and view["state"] == "recording"]
     assert len(seen) > 1  # it was seen on its way, not only at its end
     for view in seen:
+        assert view["interval_s"] > 0
         assert view["misses_per_s"] == pytest.approx(view["misses"] / view["interval_s"])
         assert view["buffers"][0]["size"] == 1_000_000
     last = views[-1]
