@@ -86,7 +86,7 @@ def kernel() -> Kernel:
 
 
 def kernel_variant(
-    *fragments: Path, series: str = SERIES, patches: str = "*.patch", source: Path | None = None
+    *fragments: Path, series: str = SERIES, instead: Path | None = None, source: Path | None = None
 ) -> Kernel:
     """A kernel with other options, from other sources or patches, built if it is not in the cache.
 
@@ -95,15 +95,17 @@ def kernel_variant(
     :param fragments: configurations; the last that names an option holds.
     :param series: the version whose patches and Debian package are used; its configuration has
         only what differs from that of `SERIES`.
-    :param patches: pattern of the patches to apply; not none at all.
+    :param instead: the one patch to apply, and not the series.
     :param source: the source's tarball, if it is not that of an installed package.
     """
     folder = KERNEL_SCRIPT.parent
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / folder.name
         shutil.copytree(folder / f"linux-{series}", copy / f"linux-{series}")
-        for patch in set(copy.glob("*/*.patch")) - set(copy.glob(f"*/{patches}")):
-            patch.unlink()
+        if instead:
+            for patch in copy.glob("*/*.patch"):
+                patch.unlink()
+            shutil.copy(instead, copy / f"linux-{series}")
         base = [folder / f"linux-{name}" / "config" for name in (SERIES, series)]
         (copy / f"linux-{series}" / "config").write_text(merged_config(*base, *fragments))
         script = copy / KERNEL_SCRIPT.name

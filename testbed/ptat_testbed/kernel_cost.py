@@ -34,8 +34,6 @@ from ptat_testbed.progress import progress
 
 GUEST = build.SOURCES / "testbed" / "guest"
 VARIANTS = build.KERNEL_SCRIPT.parent / "variants"
-SELFTEST_ONLY = "*selftests*"
-"""The patch that changes nothing of the kernel's image."""
 LAYOUTS_MIB = (1024, 1040, 1088)
 """Of memory: as many machines that differ."""
 REGION = "ptat=16M"
@@ -91,7 +89,9 @@ def above_percent(counts: Mapping[str, float], base: Mapping[str, float]) -> dic
 def ways() -> tuple[Way, ...]:
     """The kernels, built if they are not in the cache, and what they are compared as."""
     options = (VARIANTS / "small.config", VARIANTS / "cost.config")
-    unpatched = build.kernel_variant(*options, VARIANTS / "unpatched.config", patches=SELFTEST_ONLY)
+    unpatched = build.kernel_variant(
+        *options, VARIANTS / "unpatched.config", instead=VARIANTS / "unpatched.patch"
+    )
     patched = build.kernel_variant(*options)
     return (
         Way("unpatched", unpatched, ""),
