@@ -308,6 +308,7 @@ static void migrating(void)
 	void **pages = calloc(count, sizeof(*pages));
 	int *nodes = calloc(count, sizeof(*nodes)), *status = calloc(count, sizeof(*status));
 	unsigned long from, to;
+	int end;
 	pid_t pid;
 
 	two_nodes();
@@ -315,12 +316,10 @@ static void migrating(void)
 	fill(q, size, 2);
 	pid = fork();
 	if (!pid) {
-		for (int i = 0; i < 50; i++) {
+		for (;;) {
 			check_fill(p, size, 1);
 			fill(q, TABLE_SPAN, 3);
-			usleep(1000);
 		}
-		_exit(0);
 	}
 	for (int i = 0; i < 6; i++) {
 		for (size_t j = 0; j < count; j++) {
@@ -336,7 +335,8 @@ static void migrating(void)
 		check_fill(p, size, 1);
 		check_fill(q, size, 2);
 	}
-	finish(pid);
+	kill(pid, SIGKILL);
+	require(waitpid(pid, &end, 0) == pid && WIFSIGNALED(end));
 }
 
 static void compaction(void)
