@@ -34,7 +34,8 @@ from ptat_testbed import build, run, sizes
 from ptat_testbed.usb_guest import SERIAL, UsbBoard, usb_node, write_source
 
 UDP_BLOCKS = 32768
-USB_BLOCKS = 4096
+USB_BLOCKS = 16384
+"""So many that what a capture takes at its ends, some tenths of a second, hardly counts."""
 RUNS = 5
 MEMORY = Path("/dev/shm")
 MB = 1_000_000
