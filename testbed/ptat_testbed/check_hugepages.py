@@ -4,7 +4,7 @@
 Each program is recorded in pages of 4 KiB, what larger ones would save is predicted from that, and
 then it is recorded with its object in larger ones. What it missed is counted by the testbed's
 counters, since misses of 1 GiB pages read no traced table. Ends with one line of JSON; the exit
-status is 1 if a measured saving lies outside of the predicted range by more than `MARGIN`.
+status is 1 if a measured saving lies outside of the predicted range.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-MARGIN = 0.005
-"""Of all misses. With larger pages there are fewer faults, whose handler needs entries of the TLB,
-too, and the run is shorter, with fewer flushes: the other pages miss less than predicted."""
 
 PTAT = (sys.executable, "-m", "ptat_host.cli")
 
@@ -78,7 +74,7 @@ def _run(case: Case, directory: Path) -> dict[str, Any]:
         "misses_huge": walks[1],
         "predicted_percent": [round(100 * least, 2), round(100 * most, 2)],
         "measured_percent": round(100 * saved, 2),
-        "inside": least - MARGIN <= saved <= most + MARGIN,
+        "inside": least <= saved <= most,
     }
     print(f"{case.name:8} {json.dumps(found)}", file=sys.stderr)
     return found
