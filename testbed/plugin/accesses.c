@@ -1,43 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-#include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "accesses.h"
 #include "cpu.h"
 #include "ptat_access_log.h"
 
-#define BUFFER_BYTES (1u << 18)
-#define NO_SPACE     UINT64_MAX
-
-/* Once a piece of a gzip stream is missing, nothing after it can be read. */
-static void put_words(struct accesses *accesses, const uint64_t *words, unsigned count)
-{
-	int bytes = count * sizeof(*words);
-
-	if (accesses->failed || gzwrite(accesses->file, words, bytes) == bytes)
-		return;
-	fprintf(stderr, "ptat plugin: %s: %s; accesses are being lost\n", accesses->path,
-		errno ? strerror(errno) : "cannot write");
-	accesses->failed = true;
-}
+#define NO_SPACE UINT64_MAX
 
 int accesses_open(struct accesses *accesses, const char *path)
 {
 	uint64_t header = PTAT_ACCESS_LOG_HEADER;
 
 	memset(accesses, 0, sizeof(*accesses));
-	if (!path)
-		return 0;
-	accesses->path = path;
 	accesses->space = NO_SPACE;
-	accesses->file = gzopen(path, "wbe1");
-	if (!accesses->file) {
-		fprintf(stderr, "ptat plugin: %s: %s\n", path, strerror(errno));
+	if (gzout_open(&accesses->out, path))
 		return -1;
-	}
-	gzbuffer(accesses->file, BUFFER_BYTES);
-	put_words(accesses, &header, 1);
+	if (path)
+		gzout_put(&accesses->out, &header, sizeof(header));
 	return 0;
 }
 
@@ -64,21 +43,18 @@ void accesses_put(struct accesses *accesses, uint64_t pgd_pfn, const struct batc
 		words[used++] = word_of(batch->access[i], va - accesses->va);
 		accesses->va = va;
 	}
-	put_words(accesses, words, used);
-	if (accesses->failed)
-		accesses->lost += batch->accesses;
-	else
+	if (gzout_put(&accesses->out, words, used * sizeof(*words)))
 		accesses->count += batch->accesses;
+	else
+		accesses->lost += batch->accesses;
 }
 
 void accesses_close(struct accesses *accesses)
 {
 	uint64_t end = PTAT_ACCESS_LOG_END(accesses->count);
 
-	if (!accesses->file)
+	if (!accesses->out.file)
 		return;
-	put_words(accesses, &end, 1);
-	if (gzclose(accesses->file) != Z_OK && !accesses->failed)
-		fprintf(stderr, "ptat plugin: %s: cannot be written to its end\n", accesses->path);
-	accesses->file = NULL;
+	gzout_put(&accesses->out, &end, sizeof(end));
+	gzout_close(&accesses->out);
 }

@@ -6,19 +6,17 @@
 #ifndef PTAT_ACCESSES_H
 #define PTAT_ACCESSES_H
 
-#include <stdbool.h>
 #include <stdint.h>
-#include <zlib.h>
+
+#include "gzout.h"
 
 struct batch;
 
 struct accesses {
-	gzFile file; /* NULL: they are not written */
-	const char *path;
+	struct gzout out;
 	uint64_t count, lost;
 	uint64_t va;	/* of the last one */
 	uint64_t space; /* page frame of the top table, as the file knows it */
-	bool failed;
 };
 
 /* 0, or -1 after a message on stderr. @path must outlive it; NULL: nothing is written. */

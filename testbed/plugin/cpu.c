@@ -236,7 +236,7 @@ void cpu_model_batch(struct cpu *cpu, const struct batch *batch)
 	uint64_t before = BATCH_FETCH | BATCH_PAGE; /* no user page is there */
 
 	capture_lock(cpu->capture);
-	if (cpu->capture->accesses.file && cpu->capture->active)
+	if (cpu->capture->accesses.out.file && cpu->capture->active)
 		accesses_put(&cpu->capture->accesses, (cpu->cr3 & PTE_FRAME) >> 12, batch);
 	cpu->batch = batch;
 	for (unsigned i = 0; i < batch->accesses; i++) {

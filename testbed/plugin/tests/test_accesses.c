@@ -93,7 +93,7 @@ static void test_nothing_is_asked_for(void)
 	struct accesses accesses;
 
 	CHECK(!accesses_open(&accesses, NULL));
-	CHECK(!accesses.file);
+	CHECK(!accesses.out.file);
 	accesses_close(&accesses);
 }
 
@@ -117,7 +117,7 @@ static void test_full_disk(void)
 		all += written[i].accesses;
 	}
 	accesses_close(&accesses);
-	check_message("accesses_full.bin.gz: File too large; accesses are being lost\n");
+	check_message("accesses_full.bin.gz: File too large; records are being lost\n");
 	CHECK(!setrlimit(RLIMIT_FSIZE, &unlimited));
 	CHECK(accesses.lost);
 	CHECK_EQUAL(accesses.count + accesses.lost, all);
