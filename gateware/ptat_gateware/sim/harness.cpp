@@ -77,7 +77,7 @@ class Link
 			left_ = random_() % (2 * (*ready_ ? open_clocks_ : closed_clocks_));
 		}
 	}
-	/* With inputs settled, right before the edge. */
+	/* Right before the edge. */
 	bool take()
 	{
 		if (!*valid_)
@@ -191,7 +191,7 @@ class Machine
 
       private:
 	void step();
-	void after_snoop_edge();
+	void before_snoop_edge();
 	void offer_flood();
 	void offer_timed();
 	void clear_banks();
@@ -243,8 +243,8 @@ void Machine::offer_timed()
 		channels_[channel_of(*request)].offer(bank_of(*request), *request);
 }
 
-/* The state before a rising edge of the snooper's clock: what happens at it. */
-void Machine::after_snoop_edge()
+/* The state before an edge of the snooper's clock: what happens at it. */
+void Machine::before_snoop_edge()
 {
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++) {
 		Channel &channel = channels_[c];
@@ -280,7 +280,10 @@ void Machine::after_snoop_edge()
 	cycles_++;
 }
 
-/* To the next rising edge of either clock. */
+/*
+ * To the next cycle of either clock. Each change of a clock is one (top.py), and no output that is
+ * looked at follows the inputs of the same cycle: one evaluation has it all.
+ */
 void Machine::step()
 {
 	uint64_t now_ps = std::min(snoop_next_ps_, sys_next_ps_);
@@ -288,32 +291,26 @@ void Machine::step()
 
 	if (snoop) {
 		snoop_next_ps_ += snoop_ps_;
-		top_.snoop_clk = 0;
+		top_.snoop_clk ^= 1;
 		if (mode_ == FLOOD)
 			offer_flood();
 		else if (mode_ == TIMED)
 			offer_timed();
+		if (!top_.snoop_rst)
+			before_snoop_edge();
 	}
 	if (sys) {
-		sys_next_ps_ += sys_ps_;
-		top_.sys_clk = 0;
-		for (unsigned c = 0; c < PTAT_CHANNELS; c++)
-			channels_[c].link.before_clock();
-	}
-	top_.eval();
-	if (sys && !top_.sys_rst) {
 		bool busy = false;
 
-		for (unsigned c = 0; c < PTAT_CHANNELS; c++)
-			busy |= channels_[c].link.take();
+		sys_next_ps_ += sys_ps_;
+		top_.sys_clk ^= 1;
+		for (unsigned c = 0; c < PTAT_CHANNELS; c++) {
+			channels_[c].link.before_clock();
+			if (!top_.sys_rst)
+				busy |= channels_[c].link.take();
+		}
 		silent_clocks_ = busy ? 0 : silent_clocks_ + 1;
 	}
-	if (snoop && !top_.snoop_rst)
-		after_snoop_edge();
-	if (snoop)
-		top_.snoop_clk = 1;
-	if (sys)
-		top_.sys_clk = 1;
 	top_.eval();
 }
 

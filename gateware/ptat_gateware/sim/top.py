@@ -6,6 +6,8 @@
                                                                  Snooper
     harness ◄──CSR bus, 64-bit words of blocks (domain "sys")───────┘
 
+Each change of a clock's pin is a cycle, be it up or down.
+
 Nothing answers the controller: it takes data at fixed latencies and never looks at it. What it
 does with commands is what a DDR3-1600 module demands: row misses, refresh, auto-precharge,
 turnarounds.
@@ -41,7 +43,7 @@ from ptat_gateware.sim.geometry import (
     PHASES,
     RANK_BITS,
 )
-from ptat_gateware.sim.verilog import with_contents
+from ptat_gateware.sim.verilog import on_both_edges, with_contents
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snooper import Snooper
 
@@ -259,7 +261,7 @@ def generate(directory: Path, channels: int, ranks: int) -> None:
     soc = SimSoC(channels, ranks)
     soc.finalize()
     verilog = soc.platform.get_verilog(soc, name="top")
-    (directory / "top.v").write_text(with_contents(verilog))
+    (directory / "top.v").write_text(on_both_edges(with_contents(verilog)))
     registers = json.loads(get_csr_json(soc.csr_regions, soc.constants, soc.mem_regions))
     (directory / "csr.json").write_text(json.dumps(registers["csr_registers"], indent=1) + "\n")
 

@@ -16,3 +16,11 @@ def with_contents(verilog: ConvOutput) -> str:
         return " ".join(f"{match[2]}[{i}] = 'h{word};" for i, word in enumerate(words))
 
     return re.sub(r'\$readmemh\("(.*?)", (\w+)\);', assignments, verilog.main_source)
+
+
+def on_both_edges(text: str) -> str:
+    """The text, in which a clock's rise and fall each are a cycle.
+
+    A simulator that has nothing to do at the other edge need not be called for it.
+    """
+    return re.sub(r"\bposedge\b", "edge", text)
