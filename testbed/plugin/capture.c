@@ -68,6 +68,15 @@ void capture_stop(struct capture *capture)
 	pthread_mutex_unlock(&capture->lock);
 }
 
+void capture_snapshot(struct capture *capture, uint64_t label, const uint64_t instructions[MODES])
+{
+	pthread_mutex_lock(&capture->lock);
+	if (!capture->closed)
+		counters_snapshot(&capture->counters, label, capture_clock_ns(), instructions,
+				  capture->options->snapshots);
+	pthread_mutex_unlock(&capture->lock);
+}
+
 void capture_close(struct capture *capture)
 {
 	pthread_mutex_lock(&capture->lock);
@@ -133,22 +142,35 @@ static bool needs_hardware_write(const struct capture *capture, uint64_t pa, boo
 	       (dirty && bit_test(capture->not_dirty, slot));
 }
 
+/* Intel's WALK_COMPLETED may include walks that end in a fault; the model keeps them apart. */
+static void add_walk(struct walks *walks, const struct walk_context *context,
+		     const struct walk *walk)
+{
+	if (context->flags & PTAT_TRUTH_FLAG_FAULT) {
+		walks->faulted[context->cause]++;
+		return;
+	}
+	walks->completed[context->cause]++;
+	if (walk->shift <= page_shift(PAGE_1G))
+		walks->completed_size[context->cause][walk_page_size(walk)]++;
+}
+
+static enum mode mode_of(const struct walk_context *context, uint64_t va)
+{
+	/* The kernel runs no code at user addresses, nor the other way round. */
+	if (context->cause == PTAT_TRUTH_CAUSE_FETCH)
+		return is_user_address(va) ? MODE_USER : MODE_KERNEL;
+	return context->flags & PTAT_TRUTH_FLAG_KERNEL_MODE ? MODE_KERNEL : MODE_USER;
+}
+
 static void count_walk(struct counters *counters, const struct walk_context *context,
 		       const struct walk *walk)
 {
-	struct address_space *space = counters_space(counters, context->pgd_pfn);
+	struct walks *walks = &counters_space(counters, context->pgd_pfn)->walks;
 
-	/* Intel's WALK_COMPLETED may include walks that end in a fault; the model keeps them apart.
-	 */
-	if (context->flags & PTAT_TRUTH_FLAG_FAULT) {
-		space->walk_faulted[context->cause]++;
-		return;
-	}
 	if (context->flags & PTAT_TRUTH_FLAG_RACE)
 		counters->races++;
-	space->walk_completed[context->cause]++;
-	if (walk->shift <= page_shift(PAGE_1G))
-		space->walk_completed_size[context->cause][walk_page_size(walk)]++;
+	add_walk(walks, context, walk);
 }
 
 void capture_walk(struct capture *capture, const struct walk_context *context, uint64_t now_ns,
@@ -183,6 +205,7 @@ void capture_walk(struct capture *capture, const struct walk_context *context, u
 		hardware_write |= needs_hardware_write(capture, pa, dirty);
 	}
 	capture->counters.walks_without_accessed_bit += hardware_write;
+	add_walk(&capture->counters.mode[mode_of(context, va)], context, walk);
 	if (!is_user_address(va))
 		return;
 	if (!(record.flags & PTAT_TRUTH_FLAG_LEAF_IN_REGION))

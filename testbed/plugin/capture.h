@@ -51,6 +51,9 @@ int capture_open(struct capture *capture, const struct options *options,
 void capture_start(struct capture *capture);
 void capture_stop(struct capture *capture);
 
+/* What the counters say now, under a label of the guest's choice. */
+void capture_snapshot(struct capture *capture, uint64_t label, const uint64_t instructions[MODES]);
+
 /* Writes everything that is left, also if the guest never said STOP. */
 void capture_close(struct capture *capture);
 

@@ -42,45 +42,44 @@ struct address_space *counters_space(struct counters *counters, uint32_t pgd_pfn
 }
 
 /* Intel's names of the events; walk_faulted is ours: no CPU counts those apart. */
-static void write_space(FILE *file, const struct address_space *space)
+static void write_walks(FILE *file, const struct walks *walks)
 {
 	const char *comma = "";
 
 	for (int cause = 0; cause < CAUSES; cause++) {
 		fprintf(file, "%s\"%s.walk_completed\": %" PRIu64, comma, event_names[cause],
-			space->walk_completed[cause]);
+			walks->completed[cause]);
 		for (int size = 0; size < PAGE_SIZES; size++)
 			fprintf(file, ", \"%s.walk_completed_%s\": %" PRIu64, event_names[cause],
-				size_names[size], space->walk_completed_size[cause][size]);
+				size_names[size], walks->completed_size[cause][size]);
 		fprintf(file, ", \"%s.walk_faulted\": %" PRIu64, event_names[cause],
-			space->walk_faulted[cause]);
+			walks->faulted[cause]);
 		comma = ", ";
 	}
 }
 
-static void add_space(struct address_space *total, const struct address_space *space)
+static void add_walks(struct walks *total, const struct walks *walks)
 {
 	for (int cause = 0; cause < CAUSES; cause++) {
-		total->walk_completed[cause] += space->walk_completed[cause];
-		total->walk_faulted[cause] += space->walk_faulted[cause];
+		total->completed[cause] += walks->completed[cause];
+		total->faulted[cause] += walks->faulted[cause];
 		for (int size = 0; size < PAGE_SIZES; size++)
-			total->walk_completed_size[cause][size] +=
-				space->walk_completed_size[cause][size];
+			total->completed_size[cause][size] += walks->completed_size[cause][size];
 	}
 }
 
-static bool has_walks(const struct address_space *space)
+static bool is_empty(const struct walks *walks)
 {
 	for (int cause = 0; cause < CAUSES; cause++)
-		if (space->walk_completed[cause] || space->walk_faulted[cause])
-			return true;
-	return false;
+		if (walks->completed[cause] || walks->faulted[cause])
+			return false;
+	return true;
 }
 
 int counters_write(const struct counters *counters, const char *model, uint64_t bus_lost,
 		   uint64_t truth_lost, const char *path)
 {
-	struct address_space total = { 0 };
+	struct walks total = { 0 };
 	const char *comma = "";
 	FILE *file = fopen(path, "w");
 	int failed;
@@ -91,16 +90,16 @@ int counters_write(const struct counters *counters, const char *model, uint64_t 
 	}
 	fprintf(file, "{\n  \"source\": \"testbed model %s\",\n  \"address_spaces\": [", model);
 	for (const struct address_space *space = counters->spaces; space; space = space->next) {
-		if (!has_walks(space))
+		if (is_empty(&space->walks))
 			continue;
-		add_space(&total, space);
+		add_walks(&total, &space->walks);
 		fprintf(file, "%s\n    {\"pgd_pfn\": %" PRIu32 ", ", comma, space->pgd_pfn);
-		write_space(file, space);
+		write_walks(file, &space->walks);
 		fputs("}", file);
 		comma = ",";
 	}
 	fputs("\n  ],\n  \"events\": {", file);
-	write_space(file, &total);
+	write_walks(file, &total);
 	fprintf(file,
 		"},\n  \"region\": {\"walker_leaf_reads\": %" PRIu64
 		", \"walker_pmd_reads\": %" PRIu64 ", \"cpu_loads\": %" PRIu64
@@ -114,6 +113,33 @@ int counters_write(const struct counters *counters, const char *model, uint64_t 
 		"  \"model\": {\"races\": %" PRIu64 ", \"bus_lost\": %" PRIu64
 		", \"truth_lost\": %" PRIu64 "}\n}\n",
 		counters->races, bus_lost, truth_lost);
+	failed = ferror(file);
+	if (fclose(file) || failed) {
+		fprintf(stderr, "ptat plugin: %s: cannot write: %s\n", path, strerror(errno));
+		return -1;
+	}
+	return 0;
+}
+
+int counters_snapshot(const struct counters *counters, uint64_t label, uint64_t time_ns,
+		      const uint64_t instructions[MODES], const char *path)
+{
+	static const char *const mode_names[MODES] = { "user", "kernel" };
+	FILE *file = fopen(path, "a");
+	int failed;
+
+	if (!file) {
+		fprintf(stderr, "ptat plugin: %s: %s\n", path, strerror(errno));
+		return -1;
+	}
+	fprintf(file, "{\"label\": %" PRIu64 ", \"time_ns\": %" PRIu64, label, time_ns);
+	for (int mode = 0; mode < MODES; mode++) {
+		fprintf(file, ", \"%s\": {\"instructions\": %" PRIu64 ", ", mode_names[mode],
+			instructions[mode]);
+		write_walks(file, &counters->mode[mode]);
+		fputs("}", file);
+	}
+	fputs("}\n", file);
 	failed = ferror(file);
 	if (fclose(file) || failed) {
 		fprintf(stderr, "ptat plugin: %s: cannot write: %s\n", path, strerror(errno));

@@ -25,6 +25,7 @@ static const struct {
 	{ "truth", offsetof(struct options, truth), true, true },
 	{ "counters", offsetof(struct options, counters), true, true },
 	{ "accesses", offsetof(struct options, accesses), true, false },
+	{ "snapshots", offsetof(struct options, snapshots), true, false },
 	{ "granularity", offsetof(struct options, granularity), false, false },
 	{ "buffer", offsetof(struct options, buffer), false, false },
 	{ "drain", offsetof(struct options, drain), false, false },

@@ -17,6 +17,7 @@ struct options {
 	char *truth;
 	char *counters;
 	char *accesses;	      /* NULL: not written */
+	char *snapshots;      /* NULL: not written, and no instructions counted */
 	uint64_t granularity; /* bytes of a bus address */
 	uint64_t buffer;      /* records of the capture FIFO; 0: never full */
 	uint64_t drain;	      /* records per second that leave it */

@@ -23,11 +23,12 @@
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 
-#define CPUS_MAX    256 /* the truth has 8 bits for it */
-#define FETCH_PAGES 256
+#define CPUS_MAX       256 /* the truth has 8 bits for it */
+#define FETCH_PAGES    256
 
-#define MAGIC_START 1
-#define MAGIC_STOP  2
+#define MAGIC_START    1
+#define MAGIC_STOP     2
+#define MAGIC_SNAPSHOT 3 /* RAX: label */
 
 /* Bits of a memory callback's argument. */
 #define MEM_KERNEL 1u
@@ -65,6 +66,9 @@ static bool may_queue;
 
 /* Code page of the last fetch, or 0: as long as it does not change, no callback is needed. */
 static qemu_plugin_u64 last_code_page;
+
+/* Executed so far, by mode; counted for snapshots only. */
+static qemu_plugin_u64 instructions[MODES];
 
 /* The model, now that all accesses so far are in it. */
 static struct cpu *cpu_of(struct vcpu *vcpu)
@@ -263,6 +267,15 @@ static void invpcid(struct vcpu *vcpu, const struct insn *insn)
 	cpu_invpcid(cpu_of(vcpu), type, descriptor[0] & CR3_PCID, descriptor[1]);
 }
 
+static void take_snapshot(struct vcpu *vcpu)
+{
+	uint64_t counts[MODES];
+
+	for (int mode = 0; mode < MODES; mode++)
+		counts[mode] = qemu_plugin_u64_sum(instructions[mode]);
+	capture_snapshot(&capture, read_register(vcpu, 0), counts);
+}
+
 static void on_control(unsigned cpu_index, void *argument)
 {
 	struct vcpu *vcpu = &vcpus[cpu_index];
@@ -289,6 +302,8 @@ static void on_control(unsigned cpu_index, void *argument)
 			capture_start(&capture);
 		else if (insn->magic == MAGIC_STOP)
 			capture_stop(&capture);
+		else if (insn->magic == MAGIC_SNAPSHOT && options.snapshots)
+			take_snapshot(vcpu);
 		return;
 	case INSN_OTHER:
 		return;
@@ -352,6 +367,10 @@ static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 		qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, on_fetch, QEMU_PLUGIN_CB_R_REGS,
 							  QEMU_PLUGIN_COND_NE, last_code_page,
 							  code_page, (void *)(uintptr_t)code_page);
+	if (options.snapshots)
+		qemu_plugin_register_vcpu_tb_exec_inline_per_vcpu(
+			tb, QEMU_PLUGIN_INLINE_ADD_U64,
+			instructions[is_user_address(va) ? MODE_USER : MODE_KERNEL], insns);
 	for (size_t i = 0; i < insns; i++)
 		translate_insn(qemu_plugin_tb_get_insn(tb, i));
 }
@@ -441,6 +460,9 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	memset(vcpus, 0, sizeof(*vcpus) * info->system.max_vcpus);
 	/* No other vCPU can change tables, and our kernel's code is fetched before it runs. */
 	may_queue = info->system.max_vcpus == 1;
+	for (int mode = 0; mode < MODES; mode++)
+		instructions[mode] =
+			qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
 	last_code_page = qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));
 
 	qemu_plugin_register_vcpu_init_cb(id, on_vcpu_init);

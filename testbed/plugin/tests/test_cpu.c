@@ -211,6 +211,45 @@ static void test_outside_region(void)
 	CHECK_EQUAL(counter("events", "dtlb_load_misses.walk_completed"), 2);
 }
 
+/* Walks of the kernel count, too, whatever they were for; and who took them is kept apart. */
+static void test_snapshots(void)
+{
+	const uint64_t instructions[MODES] = { 70, 30 };
+	FILE *file;
+
+	start(8);
+	options.snapshots = strdup(path_of("cpu.snapshots"));
+	remove(options.snapshots);
+	load(0x1000);
+	store(0x2000);
+	cpu_translate(&cpu, 0x3000, PTAT_TRUTH_CAUSE_STORE, true);
+	cpu_translate(&cpu, KERNEL_VA + 100 * PAGE, PTAT_TRUTH_CAUSE_LOAD, true);
+	cpu_translate(&cpu, KERNEL_VA, PTAT_TRUTH_CAUSE_FETCH, false);
+	cpu_page_fault(&cpu, 0x4000, PTAT_TRUTH_CAUSE_LOAD, false);
+	capture_snapshot(&capture, 7, instructions);
+	capture_snapshot(&capture, 8, instructions);
+	finish();
+
+	file = fopen(options.snapshots, "r");
+	CHECK(file);
+	CHECK(fgets(json, sizeof(json), file));
+	CHECK_EQUAL(counter("", "label"), 7);
+	CHECK_EQUAL(counter("user", "instructions"), 70);
+	CHECK_EQUAL(counter("user", "dtlb_load_misses.walk_completed"), 1);
+	CHECK_EQUAL(counter("user", "dtlb_load_misses.walk_faulted"), 1);
+	CHECK_EQUAL(counter("user", "dtlb_store_misses.walk_completed_4k"), 1);
+	CHECK_EQUAL(counter("user", "itlb_misses.walk_completed"), 0);
+	CHECK_EQUAL(counter("kernel", "instructions"), 30);
+	CHECK_EQUAL(counter("kernel", "dtlb_load_misses.walk_completed"), 1);
+	CHECK_EQUAL(counter("kernel", "dtlb_store_misses.walk_completed"), 1);
+	CHECK_EQUAL(counter("kernel", "itlb_misses.walk_completed"), 1);
+	CHECK(fgets(json, sizeof(json), file));
+	CHECK_EQUAL(counter("", "label"), 8);
+	CHECK(!fgets(json, sizeof(json), file));
+	fclose(file);
+	free(options.snapshots);
+}
+
 static void test_faults(void)
 {
 	start(8);
@@ -288,7 +327,7 @@ static void test_new_rights(void)
 static unsigned walks_of(uint64_t first, uint64_t second)
 {
 	const uint64_t *count =
-		&counters_space(&capture.counters, 1)->walk_completed[PTAT_TRUTH_CAUSE_LOAD];
+		&counters_space(&capture.counters, 1)->walks.completed[PTAT_TRUTH_CAUSE_LOAD];
 	uint64_t before = *count;
 
 	load(first);
@@ -620,6 +659,7 @@ int main(int argc, char **argv)
 	test_walks();
 	test_large_page();
 	test_outside_region();
+	test_snapshots();
 	test_faults();
 	test_races();
 	test_new_rights();
