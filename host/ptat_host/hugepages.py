@@ -2,14 +2,14 @@
 """``ptat hugepages``: what larger pages would save, object by object, and what they would cost.
 
 For each object the trace's misses are replayed through a model of the CPU's TLB (`tlb`) twice: as
-they were, and with the object in larger pages. What the object misses then is at least what the
-second replay counts: what hit is not in the trace, so the model has less to hold, and it is never
-flushed. The kernel flushes a TLB now and then, and after that each page in use misses once. The
-trace does not show when; but a page that is in use all the time misses at each flush, so there were
-no more of them than the busiest page outside of the object missed. All others miss at most what was
-recorded, and at the least what is left of that by the difference between the replays.
-
-All this is for a kernel that flushes as often as before, and page faults that cost no entries.
+they were, and with the object in larger pages. What is missed then is at least what the second
+replay counts, be it of the object or of others: what hit is not in the trace, nor is the kernel's
+share of the TLB, so the model has less to hold; it is never flushed, and larger pages bring fewer
+page faults, each of which costs entries. The kernel flushes a TLB now and then, and after that each
+page in use misses once. The trace does not show when; but a page that is in use all the time misses
+at each flush, so there were no more of them than the busiest page outside of the object missed.
+That often, at most, does each of the object's large pages miss more. All others miss at most what
+was recorded.
 """
 
 from __future__ import annotations
@@ -117,12 +117,6 @@ class _Replays:
         pages = Pages(tag.reshape(-1).astype(np.uint64), number, size)
         return tlb.misses(self.arrays, pages, (page for _, page in self.trace.misses().raw()))
 
-    def others(self, after: npt.NDArray[np.int64], rows: npt.NDArray[np.bool_]) -> int:
-        """Misses that are left outside of `rows`."""
-        before, now = int(self.before[~rows].sum()), int(after[~rows].sum())
-        recorded = int(self.recorded[~rows].sum())
-        return round(recorded * now / before) if before else recorded
-
 
 def predict(trace: Trace, model: str | None, top: int, sizes: list[int]) -> Prediction:
     """What pages of `sizes` (bytes) would save for the `top` objects, and for all of them.
@@ -198,7 +192,7 @@ def _candidate(
         misses=misses,
         predicted_misses=own,
         predicted_most=most,
-        total_least=own + min(replays.others(after, huge), total - misses),
+        total_least=own + min(int(after[~huge].sum()), total - misses),
         total_most=most + total - misses,
         total=total,
         hugepages=hugepages,

@@ -36,7 +36,7 @@ class Case:
     memory: str = "2G"
 
 
-BFS = ("bfs", "--scale", "15", "--roots", "2")
+BFS = ("bfs", "--scale", "16", "--roots", "2")
 GUPS = ("gups", "--bytes", "64M", "--updates", "200K")
 GUPS_512M = ("gups", "--bytes", "512M", "--updates", "200K")
 CASES = (
