@@ -42,7 +42,7 @@ key_dir() {
 			${CC:-cc} --version
 			cat build.sh Makefile ./*.c ./*.h
 			cat ../../parser/ptat_parser/wire.py ../../parser/ptat_parser/truth.py \
-				../../parser/ptat_parser/access_log.py
+				../../parser/ptat_parser/access_log.py ../../parser/ptat_parser/kernel_misses.py
 		} | sha256sum | cut -c 1-16
 	)
 	echo "$cache/plugin-$key"

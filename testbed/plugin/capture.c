@@ -23,7 +23,8 @@ int capture_open(struct capture *capture, const struct options *options,
 	capture->ram = ram;
 	if (bus_open(&capture->bus, options->bus, options->granularity) ||
 	    truth_open(&capture->truth, options->truth) ||
-	    accesses_open(&capture->accesses, options->accesses))
+	    accesses_open(&capture->accesses, options->accesses) ||
+	    kernel_misses_open(&capture->kernel_misses, options->kernel_misses))
 		return -1;
 	bus_set_fifo(&capture->bus, options->buffer, options->drain);
 	capture->not_accessed = calloc(words, sizeof(uint64_t));
@@ -90,7 +91,11 @@ void capture_close(struct capture *capture)
 	if (capture->accesses.lost)
 		fprintf(stderr, "ptat plugin: %llu accesses were lost\n",
 			(unsigned long long)capture->accesses.lost);
+	if (capture->kernel_misses.lost)
+		fprintf(stderr, "ptat plugin: %llu misses of kernel code were lost\n",
+			(unsigned long long)capture->kernel_misses.lost);
 	accesses_close(&capture->accesses);
+	kernel_misses_close(&capture->kernel_misses);
 	bus_close(&capture->bus);
 	truth_close(&capture->truth);
 	counters_free(&capture->counters);

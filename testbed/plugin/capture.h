@@ -11,6 +11,7 @@
 #include "accesses.h"
 #include "bus.h"
 #include "counters.h"
+#include "kernel_misses.h"
 #include "options.h"
 #include "truth.h"
 #include "walk.h"
@@ -26,6 +27,7 @@ struct capture {
 	struct truth truth;
 	struct counters counters;
 	struct accesses accesses;
+	struct kernel_misses kernel_misses;
 
 	/*
 	 * One bit for each entry of the region, kept from boot on: stored by the kernel as present

@@ -147,6 +147,23 @@ static uint64_t now_ns(const struct cpu *cpu)
 	       (batch->end_ns - batch->begin_ns) * cpu->position / batch->accesses;
 }
 
+static void put_kernel_miss(const struct cpu *cpu, uint64_t va, const struct walk_context *context,
+			    const struct walk *walk)
+{
+	const struct kernel_miss miss = {
+		.time_ns = now_ns(cpu),
+		.va = va,
+		.pgd_pfn = context->pgd_pfn,
+		.address = cpu->address,
+		.stack = cpu->stack,
+		.cause = context->cause,
+		.shift = walk->shift,
+		.cpu = context->cpu,
+	};
+
+	kernel_misses_put(&cpu->capture->kernel_misses, &miss);
+}
+
 static void walk_and_record(struct cpu *cpu, uint64_t va, struct walk_context *context,
 			    struct walk *result)
 {
@@ -159,6 +176,9 @@ static void walk_and_record(struct cpu *cpu, uint64_t va, struct walk_context *c
 	if (!(context->flags & PTAT_TRUTH_FLAG_FAULT) && has_raced(result, context->cause))
 		context->flags |= PTAT_TRUTH_FLAG_RACE;
 	capture_walk(capture, context, now_ns(cpu), va, result);
+	if (capture->kernel_misses.out.file && context->flags & PTAT_TRUTH_FLAG_KERNEL_MODE &&
+	    !(context->flags & PTAT_TRUTH_FLAG_FAULT))
+		put_kernel_miss(cpu, va, context, result);
 	if (!cpu->batch)
 		capture_unlock(capture);
 }

@@ -46,6 +46,10 @@ struct cpu {
 	bool paging;
 	uint8_t index;
 
+	/* Of the last access by kernel code that was no hit; kept if its misses are written. */
+	struct call_stack *stack; /* NULL: none is known */
+	uint64_t address;	  /* of the instruction */
+
 	/* While a batch is modelled, under the capture's lock: it, and where in it. */
 	const struct batch *batch;
 	unsigned position;

@@ -86,6 +86,17 @@ void insn_decode(const uint8_t *bytes, size_t length, uint64_t va, struct insn *
 		insn->locked |= modrm >= 0 && modrm < 0xc0;
 		return;
 	}
+	if (op == 0xe8) {
+		insn->kind = INSN_CALL;
+	} else if (op == 0xff) {
+		modrm = next_byte(&cursor);
+		if (modrm >= 0 && (modrm >> 3 & 7) == 2)
+			insn->kind = INSN_CALL;
+	} else if (op == 0xc2 || op == 0xc3) {
+		insn->kind = INSN_RETURN;
+	} else if (op == 0xcf) {
+		insn->kind = INSN_IRET;
+	}
 	if (op != 0x0f)
 		return;
 

@@ -9,6 +9,13 @@
 
 enum insn_kind {
 	INSN_OTHER,
+
+	/* Calls and returns: */
+	INSN_CALL,   /* near */
+	INSN_RETURN, /* near */
+	INSN_IRET,
+
+	/* What changes the model's state: */
 	INSN_MOV_TO_CR, /* cr, reg */
 	INSN_INVLPG,	/* operand */
 	INSN_INVPCID,	/* operand, reg */

@@ -17,6 +17,9 @@ struct options {
 	char *truth;
 	char *counters;
 	char *accesses;	      /* NULL: not written */
+	char *kernel_misses;  /* NULL: not written */
+	uint64_t entry_begin; /* where the kernel's entry code lies, for kernel_misses */
+	uint64_t entry_end;
 	char *snapshots;      /* NULL: not written, and no instructions counted */
 	uint64_t granularity; /* bytes of a bus address */
 	uint64_t buffer;      /* records of the capture FIFO; 0: never full */

@@ -30,11 +30,16 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 #define MAGIC_STOP     2
 #define MAGIC_SNAPSHOT 3 /* RAX: label */
 
-/* Bits of a memory callback's argument. */
-#define MEM_KERNEL 1u
-#define MEM_LOCKED 2u
+/* A memory callback's argument: bits, and the address of the instruction, which is canonical. */
+#define MEM_KERNEL	  1u
+#define MEM_LOCKED	  2u
+#define MEM_ADDRESS_SHIFT 2
 
-enum { REG_RIP = 16, REG_CR2, REG_FS_BASE, REG_GS_BASE, REGS };
+/* Linux on x86-64: struct pt_regs has the instruction's address, then its code segment there. */
+#define REGS_IP_BYTES 128
+#define KERNEL_CS     0x10
+
+enum { REG_RSP = 4, REG_RIP = 16, REG_CR2, REG_FS_BASE, REG_GS_BASE, REGS };
 
 static const char *const reg_names[REGS] = {
 	"rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", "r8",	   "r9",
@@ -46,6 +51,7 @@ struct vcpu {
 	struct cpu cpu __attribute__((aligned(64))); /* not the vCPU's while the queue is in use */
 	struct qemu_plugin_register *reg[REGS];
 	GByteArray *bytes;
+	struct call_stack *stack; /* where the kernel last called or returned */
 
 	/*
 	 * QEMU shares translated code between virtual addresses of the same physical page, so the
@@ -61,6 +67,7 @@ struct vcpu {
 static struct options options;
 static struct guest_ram ram;
 static struct capture capture;
+static struct calls calls;
 static struct vcpu *vcpus;
 static bool may_queue;
 
@@ -105,12 +112,24 @@ static uint64_t fetch_va(struct vcpu *vcpu, uint64_t code_page)
 	return vcpu->fetch[slot].va;
 }
 
+/* The model, for an access by the instruction at @address. */
+static struct cpu *cpu_at(struct vcpu *vcpu, uint64_t address)
+{
+	struct cpu *cpu = cpu_of(vcpu);
+
+	cpu->stack = vcpu->stack;
+	cpu->address = address;
+	return cpu;
+}
+
 static void fetch(struct vcpu *vcpu, uint64_t va)
 {
-	if (may_queue && is_user_address(va))
+	bool kernel = !is_user_address(va);
+
+	if (may_queue && !kernel)
 		queue_put(&vcpu->queue, va | BATCH_FETCH);
 	else
-		cpu_translate(cpu_of(vcpu), va, PTAT_TRUTH_CAUSE_FETCH, false);
+		cpu_translate(cpu_at(vcpu, va), va, PTAT_TRUTH_CAUSE_FETCH, kernel);
 }
 
 static void on_fetch(unsigned cpu_index, void *argument)
@@ -120,6 +139,15 @@ static void on_fetch(unsigned cpu_index, void *argument)
 
 	qemu_plugin_u64_set(last_code_page, cpu_index, code_page);
 	fetch(vcpu, fetch_va(vcpu, code_page));
+}
+
+/* The kernel's code has one virtual address: that at translation, @argument, to the byte. */
+static void on_kernel_fetch(unsigned cpu_index, void *argument)
+{
+	uint64_t va = (uintptr_t)argument;
+
+	qemu_plugin_u64_set(last_code_page, cpu_index, va / PAGE_BYTES);
+	fetch(&vcpus[cpu_index], va);
 }
 
 /* For code that goes on to the next page, or lies in no RAM. */
@@ -133,6 +161,11 @@ static void on_fetch_bytes(unsigned cpu_index, void *argument)
 	if (va / PAGE_BYTES != last / PAGE_BYTES)
 		fetch(vcpu, last);
 	qemu_plugin_u64_set(last_code_page, cpu_index, 0);
+}
+
+static uint64_t address_in(uintptr_t flags)
+{
+	return (int64_t)flags >> MEM_ADDRESS_SHIFT;
 }
 
 static void data_access(struct cpu *cpu, qemu_plugin_meminfo_t info, uint64_t va, bool store,
@@ -173,7 +206,7 @@ static __attribute__((noinline)) void access_slow(struct vcpu *vcpu, qemu_plugin
 						  uint64_t va, bool store, uintptr_t flags)
 {
 	check_meminfo(info);
-	data_access(cpu_of(vcpu), info, va, store, flags);
+	data_access(cpu_at(vcpu, address_in(flags)), info, va, store, flags);
 }
 
 static inline void on_access(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
@@ -195,6 +228,50 @@ static void on_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va,
 static void on_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
 {
 	on_access(cpu_index, info, va, true, (uintptr_t)argument);
+}
+
+/* The entry code calls with a struct pt_regs on the stack: it tells what was interrupted. */
+static void push_interrupted(struct vcpu *vcpu, uint64_t regs)
+{
+	uint64_t ip_cs[2];
+
+	if (!qemu_plugin_read_memory_vaddr(regs + REGS_IP_BYTES, vcpu->bytes, sizeof(ip_cs)))
+		return;
+	memcpy(ip_cs, vcpu->bytes->data, sizeof(ip_cs));
+	if (ip_cs[1] == KERNEL_CS && !is_user_address(ip_cs[0]))
+		call_push(vcpu->stack, regs + REGS_IP_BYTES, ip_cs[0]);
+}
+
+static void on_call(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+	uint64_t address = address_in((uintptr_t)argument);
+
+	on_store(cpu_index, info, va, argument);
+	vcpu->stack = calls_find(&calls, vcpu->stack, va);
+	if (address - options.entry_begin < options.entry_end - options.entry_begin)
+		push_interrupted(vcpu, va + sizeof(uint64_t));
+	call_push(vcpu->stack, va, address);
+}
+
+static void on_return(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+
+	on_load(cpu_index, info, va, argument);
+	vcpu->stack = calls_find(&calls, vcpu->stack, va);
+	call_pop(vcpu->stack, va);
+}
+
+/* It loads from descriptor tables, too: only RSP tells where it returns from. */
+static void on_iret(unsigned cpu_index, void *argument)
+{
+	struct vcpu *vcpu = &vcpus[cpu_index];
+	uint64_t slot = read_register(vcpu, REG_RSP);
+
+	(void)argument;
+	vcpu->stack = calls_find(&calls, vcpu->stack, slot);
+	call_pop(vcpu->stack, slot);
 }
 
 /*
@@ -228,7 +305,7 @@ static void on_page_fault(unsigned cpu_index, void *argument)
 {
 	struct vcpu *vcpu = &vcpus[cpu_index];
 	uint64_t va = read_register(vcpu, REG_CR2);
-	uint64_t rsp = read_register(vcpu, 4);
+	uint64_t rsp = read_register(vcpu, REG_RSP);
 	uint8_t cause = PTAT_TRUTH_CAUSE_LOAD;
 	uint64_t error = 0;
 
@@ -305,6 +382,9 @@ static void on_control(unsigned cpu_index, void *argument)
 		else if (insn->magic == MAGIC_SNAPSHOT && options.snapshots)
 			take_snapshot(vcpu);
 		return;
+	case INSN_CALL:
+	case INSN_RETURN:
+	case INSN_IRET:
 	case INSN_OTHER:
 		return;
 	}
@@ -323,7 +403,9 @@ static void register_accesses(struct qemu_plugin_insn *insn, qemu_plugin_vcpu_me
 static void translate_insn(struct qemu_plugin_insn *insn)
 {
 	uint64_t va = qemu_plugin_insn_vaddr(insn);
-	uintptr_t flags = is_user_address(va) ? 0 : MEM_KERNEL;
+	bool kernel = !is_user_address(va);
+	bool followed = kernel && options.kernel_misses;
+	uintptr_t flags = va << MEM_ADDRESS_SHIFT | (kernel ? MEM_KERNEL : 0);
 	struct insn decoded;
 	uint8_t bytes[16];
 	size_t length = qemu_plugin_insn_data(insn, bytes, sizeof(bytes));
@@ -331,7 +413,9 @@ static void translate_insn(struct qemu_plugin_insn *insn)
 	insn_decode(bytes, length, va, &decoded);
 	if (decoded.locked)
 		flags |= MEM_LOCKED;
-	if (decoded.kind != INSN_OTHER) {
+	if (decoded.kind == INSN_IRET && followed)
+		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_iret, QEMU_PLUGIN_CB_R_REGS, NULL);
+	if (decoded.kind >= INSN_MOV_TO_CR) {
 		/* Never freed: translated code has no destructor, and these are few. */
 		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_control, QEMU_PLUGIN_CB_R_REGS,
 						       g_memdup2(&decoded, sizeof(decoded)));
@@ -340,10 +424,12 @@ static void translate_insn(struct qemu_plugin_insn *insn)
 		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_page_fault, QEMU_PLUGIN_CB_R_REGS,
 						       NULL);
 	/* Queued accesses are of the only vCPU: no look-up by its index. */
-	if (may_queue && is_user_address(va))
+	if (may_queue && !kernel)
 		register_accesses(insn, on_user_load, on_user_store, &vcpus[0]);
 	else
-		register_accesses(insn, on_load, on_store, (void *)flags);
+		register_accesses(
+			insn, followed && decoded.kind == INSN_RETURN ? on_return : on_load,
+			followed && decoded.kind == INSN_CALL ? on_call : on_store, (void *)flags);
 }
 
 /*
@@ -358,11 +444,16 @@ static void on_translate(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
 	uint64_t end = qemu_plugin_insn_vaddr(last) + qemu_plugin_insn_size(last);
 	uint64_t code_page =
 		(uintptr_t)qemu_plugin_insn_haddr(qemu_plugin_tb_get_insn(tb, 0)) / PAGE_BYTES;
+	bool followed = options.kernel_misses && !is_user_address(va);
 
 	(void)id;
 	if (!code_page || va / PAGE_BYTES != (end - 1) / PAGE_BYTES)
 		qemu_plugin_register_vcpu_tb_exec_cb(tb, on_fetch_bytes, QEMU_PLUGIN_CB_R_REGS,
 						     (void *)(uintptr_t)(end - va));
+	else if (followed)
+		qemu_plugin_register_vcpu_tb_exec_cond_cb(
+			tb, on_kernel_fetch, QEMU_PLUGIN_CB_NO_REGS, QEMU_PLUGIN_COND_NE,
+			last_code_page, va / PAGE_BYTES, (void *)(uintptr_t)va);
 	else
 		qemu_plugin_register_vcpu_tb_exec_cond_cb(tb, on_fetch, QEMU_PLUGIN_CB_R_REGS,
 							  QEMU_PLUGIN_COND_NE, last_code_page,
@@ -460,6 +551,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	memset(vcpus, 0, sizeof(*vcpus) * info->system.max_vcpus);
 	/* No other vCPU can change tables, and our kernel's code is fetched before it runs. */
 	may_queue = info->system.max_vcpus == 1;
+	calls_init(&calls);
 	for (int mode = 0; mode < MODES; mode++)
 		instructions[mode] =
 			qemu_plugin_scoreboard_u64(qemu_plugin_scoreboard_new(sizeof(uint64_t)));

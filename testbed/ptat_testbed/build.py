@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import re
@@ -30,6 +31,7 @@ BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
 PROTOCOL = SOURCES / "host" / "ptat_host" / "protocol.py"
 BOARD_CONFIG = BOARD / "kernel.config"
+STUDIES_CONFIG = KERNEL_SCRIPT.parent / "variants" / "studies.config"
 INIT_FLAGS = ("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror")
 
 
@@ -54,6 +56,11 @@ class Kernel:
             if symbol == name:
                 return int(address, 16)
         raise BoardError(f"the kernel in {self.directory} has no symbol {name}")
+
+    def write_functions(self, path: Path) -> None:
+        """Write the lines of System.map that name code, as gzip."""
+        with (self.directory / "System.map").open() as symbols, gzip.open(path, "wt") as functions:
+            functions.writelines(line for line in symbols if line.split()[1] in "tTwW")
 
 
 def run_script(script: Path, *args: str, **environment: str) -> Path:
@@ -130,6 +137,11 @@ def merged_config(*fragments: Path) -> str:
 def board_kernel() -> Kernel:
     """The patched kernel with USB and /dev/mem, built if it is not in the cache."""
     return kernel_variant(BOARD_CONFIG)
+
+
+def studies_kernel() -> Kernel:
+    """The patched kernel with persistent memory and file systems for it, built if need be."""
+    return kernel_variant(STUDIES_CONFIG)
 
 
 def plugin() -> Path:

@@ -18,12 +18,12 @@ from ptat_host.boards.base import (
     RecordRequest,
     RecordResult,
 )
-from ptat_parser import access_log
+from ptat_parser import access_log, kernel_misses
 from ptat_parser.errors import PtatError
 from ptat_testbed import build, gateware_bus, run, sizes
 from ptat_testbed.gateware_bus import GatewareBus
 from ptat_testbed.progress import progress
-from ptat_testbed.qemu import escape
+from ptat_testbed.qemu import CPU, escape
 
 if TYPE_CHECKING:
     from ptat_host.observe import Observed
@@ -34,8 +34,12 @@ GRANULARITIES_BYTES = (8, 32, 64)
 GRANULARITY_BYTES = 64
 TICK_HZ = 1_000_000_000
 """The plugin's bus clock counts nanoseconds."""
+KERNEL_MISSES = "kernel-misses"
 SOC_BUS = "soc"
 BUSES = ("model", "gateware", SOC_BUS)
+SNAPSHOTS_FILE = "snapshots.jsonl"
+NO_BYTE_STRINGS = "erms=off,fsrm=off"
+"""Else the kernel copies with `rep movsb`, which QEMU executes, and counts, byte by byte."""
 READS = 8
 """Of each address, in `TestbedBoard.observe`: there is no other traffic."""
 
@@ -69,6 +73,21 @@ class TestbedBoard:
             " CPU",
             "no",
         ),
+        KERNEL_MISSES: Option(
+            "yes: also record the misses of kernel code, with the calls that led there, for"
+            " ptat report --kernel",
+            "no",
+        ),
+        "pmem": Option(
+            "size of emulated persistent memory, /dev/pmem0, in a guest whose kernel has ext4 and"
+            " xfs with DAX",
+            "none",
+        ),
+        "snapshots": Option(
+            "yes: also write what the counters say where a workload begins and ends what it"
+            " measures, for ptat bench-fs",
+            "no",
+        ),
         "mapping": Option(
             "address mapping of --bus gateware, a file of ptat calibrate",
             "the simulated controllers'",
@@ -94,7 +113,11 @@ class TestbedBoard:
         tlb = parse_tlb(request.options.get("tlb", TLB_PRESETS[0]))
         channels = parse_bus(request.options, request.granularity_bytes)
         check_accesses(request.options)
-        recording = run.Recording(request)
+        check_yes_or_no(request.options, KERNEL_MISSES)
+        check_yes_or_no(request.options, "snapshots")
+        recording = run.Recording(
+            request, build.studies_kernel() if "pmem" in request.options else None
+        )
         base, region_bytes = _region(recording)
         session = request.session_dir
         bus_file = "bus.0.raw"
@@ -210,11 +233,22 @@ def _run(
     }
     if request.options.get("accesses") == "yes":
         plugin["accesses"] = request.session_dir / access_log.FILE
+    if request.options.get(KERNEL_MISSES) == "yes":
+        plugin |= {
+            "kernel_misses": request.session_dir / kernel_misses.FILE,
+            "entry_begin": hex(recording.kernel.symbol("__entry_text_start")),
+            "entry_end": hex(recording.kernel.symbol("__entry_text_end")),
+        }
+        recording.kernel.write_functions(request.session_dir / kernel_misses.FUNCTIONS)
     if "buffer" in request.options:
         plugin |= parse_buffer(request.options["buffer"])
+    extra: tuple[str, ...] = ()
+    if request.options.get("snapshots") == "yes":
+        plugin["snapshots"] = request.session_dir / SNAPSHOTS_FILE
+        extra = ("-cpu", f"{CPU},{NO_BYTE_STRINGS}")
     arguments = ",".join(f"{key}={escape(value)}" for key, value in plugin.items())
     return recording.record(
-        recording.machine_config(base, plugin=f"{escape(build.plugin())},{arguments}"),
+        recording.machine_config(base, f"{escape(build.plugin())},{arguments}", extra),
         known=known,
     )
 
@@ -265,11 +299,19 @@ def check_accesses(options: Mapping[str, str]) -> None:
 
     :raises BoardError: it does not.
     """
-    wanted = options.get("accesses", "no")
-    if wanted not in ("yes", "no"):
-        raise BoardError(f"--accesses {wanted}: is neither yes nor no")
-    if wanted == "yes" and options.get("cpus", "1") != "1":
+    if check_yes_or_no(options, "accesses") and options.get("cpus", "1") != "1":
         raise BoardError("--accesses yes: possible with one CPU only", "leave out --cpus")
+
+
+def check_yes_or_no(options: Mapping[str, str], name: str) -> bool:
+    """Whether an option, by default "no", is "yes".
+
+    :raises BoardError: it is neither.
+    """
+    wanted = options.get(name, "no")
+    if wanted not in ("yes", "no"):
+        raise BoardError(f"--{name} {wanted}: is neither yes nor no")
+    return wanted == "yes"
 
 
 def parse_buffer(text: str) -> dict[str, int]:

@@ -21,6 +21,7 @@ static const struct guest_ram ram = {
 
 static struct options options;
 static struct capture capture;
+static char *kernel_misses; /* file for start(); NULL: none */
 static struct cpu cpu, other;
 
 static void set_entry(unsigned page, unsigned index, uint64_t entry)
@@ -68,6 +69,7 @@ static void start(unsigned granularity)
 		.bus = strdup(path_of("cpu.raw")),
 		.truth = strdup(path_of("cpu.truth")),
 		.counters = strdup(path_of("cpu.json")),
+		.kernel_misses = kernel_misses,
 		.granularity = granularity,
 		.model = cpu_models[1],
 	};
@@ -209,6 +211,37 @@ static void test_outside_region(void)
 	CHECK_EQUAL(truth[0].flags, 0);
 	CHECK(truth[0].time_ns > bus.record[0].time_ns && truth[0].time_ns < bus.record[1].time_ns);
 	CHECK_EQUAL(counter("events", "dtlb_load_misses.walk_completed"), 2);
+}
+
+/* At kernel and at user addresses; neither hits nor walks that end in a fault. */
+static void test_kernel_code(void)
+{
+	const struct kernel_misses *written = &capture.kernel_misses;
+
+	kernel_misses = strdup(path_of("cpu.kernel_misses"));
+	start(8);
+	load(0x1000);
+	CHECK_EQUAL(written->count, 0);
+	cpu.address = 0xffffffff81000000;
+	cpu_translate(&cpu, KERNEL_VA + 100 * PAGE, PTAT_TRUTH_CAUSE_LOAD, true);
+	CHECK_EQUAL(written->count, 1);
+	cpu_translate(&cpu, KERNEL_VA + 100 * PAGE, PTAT_TRUTH_CAUSE_LOAD, true);
+	cpu_translate(&cpu, 0x1000, PTAT_TRUTH_CAUSE_LOAD, true);
+	CHECK_EQUAL(written->count, 1);
+	cpu_translate(&cpu, 0x2000, PTAT_TRUTH_CAUSE_STORE, true);
+	CHECK_EQUAL(written->count, 2);
+	set_entry(35, 3, 0);
+	cpu_page_fault(&cpu, 0x3000, PTAT_TRUTH_CAUSE_LOAD, true);
+	CHECK_EQUAL(written->count, 2);
+	cpu.address = 0xffffffff81000004;
+	cpu_translate(&cpu, 0x4000, PTAT_TRUTH_CAUSE_LOAD, true);
+	CHECK_EQUAL(written->count, 3);
+	CHECK_EQUAL(written->places, 2);
+	finish();
+	CHECK_EQUAL(written->count, 3); /* nothing after the end */
+	CHECK_EQUAL(truths, 4);
+	free(kernel_misses);
+	kernel_misses = NULL;
 }
 
 /* Walks of the kernel count, too, whatever they were for; and who took them is kept apart. */
@@ -659,6 +692,7 @@ int main(int argc, char **argv)
 	test_walks();
 	test_large_page();
 	test_outside_region();
+	test_kernel_code();
 	test_snapshots();
 	test_faults();
 	test_races();

@@ -124,6 +124,36 @@ static void test_short(void)
 	}
 }
 
+static void test_calls(void)
+{
+	struct insn insn;
+
+	DECODE(&insn, 0, 0xe8, 0x00, 0x01, 0x00, 0x00); /* call */
+	CHECK_EQUAL(insn.kind, INSN_CALL);
+	DECODE(&insn, 0, 0x3e, 0xff, 0xd0); /* notrack call *%rax */
+	CHECK_EQUAL(insn.kind, INSN_CALL);
+	DECODE(&insn, 0, 0x41, 0xff, 0x54, 0x24, 0x08); /* call *8(%r12) */
+	CHECK_EQUAL(insn.kind, INSN_CALL);
+	DECODE(&insn, 0, 0xc3); /* ret */
+	CHECK_EQUAL(insn.kind, INSN_RETURN);
+	DECODE(&insn, 0, 0xf3, 0xc3); /* repz ret */
+	CHECK_EQUAL(insn.kind, INSN_RETURN);
+	DECODE(&insn, 0, 0xc2, 0x08, 0x00); /* ret $8 */
+	CHECK_EQUAL(insn.kind, INSN_RETURN);
+	DECODE(&insn, 0, 0x48, 0xcf); /* iretq */
+	CHECK_EQUAL(insn.kind, INSN_IRET);
+	DECODE(&insn, 0, 0xff, 0xe0); /* jmp *%rax */
+	CHECK_EQUAL(insn.kind, INSN_OTHER);
+	DECODE(&insn, 0, 0xff, 0x30); /* push (%rax) */
+	CHECK_EQUAL(insn.kind, INSN_OTHER);
+	DECODE(&insn, 0, 0x48, 0xff, 0x18); /* lcall *(%rax) */
+	CHECK_EQUAL(insn.kind, INSN_OTHER);
+	DECODE(&insn, 0, 0x0f, 0xc3, 0x07); /* movnti: its second byte is a ret's */
+	CHECK_EQUAL(insn.kind, INSN_OTHER);
+	DECODE(&insn, 0, 0xff);
+	CHECK_EQUAL(insn.kind, INSN_OTHER);
+}
+
 int main(void)
 {
 	test_control_registers();
@@ -132,5 +162,6 @@ int main(void)
 	test_magic();
 	test_locks();
 	test_short();
+	test_calls();
 	return 0;
 }

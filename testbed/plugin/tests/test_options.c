@@ -27,6 +27,7 @@ static void options_release(struct options *options)
 	free(options->bus);
 	free(options->truth);
 	free(options->counters);
+	free(options->kernel_misses);
 }
 
 static void test_good(void)
@@ -40,6 +41,7 @@ static void test_good(void)
 	CHECK_EQUAL(options.granularity, 64);
 	CHECK_EQUAL(options.pf_entry, 0xffffffff81601190);
 	CHECK_EQUAL(options.buffer, 0);
+	CHECK(!options.kernel_misses);
 	CHECK(!strcmp(options.ram, "/ram") && !strcmp(options.counters, "/counters"));
 	CHECK(!strcmp(options.model.name, "skylake"));
 	options_release(&options);
@@ -54,6 +56,12 @@ static void test_good(void)
 	CHECK_EQUAL(options.model.psc[0].entries, 0);
 	CHECK_EQUAL(options.granularity, 8);
 	CHECK_EQUAL(options.drain, 1000000);
+	options_release(&options);
+
+	CHECK(!parse(&options, NULL, "kernel_misses=/misses entry_begin=0x1000 entry_end=0x2000"));
+	CHECK(!strcmp(options.kernel_misses, "/misses"));
+	CHECK_EQUAL(options.entry_begin, 0x1000);
+	CHECK_EQUAL(options.entry_end, 0x2000);
 	options_release(&options);
 }
 
