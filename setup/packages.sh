@@ -6,7 +6,8 @@
 # those that simulating the gateware needs, too; with "firmware", those that
 # testing and compiling the firmware needs; with "browser", the one that tests of
 # the HTML report look at it with; with "docs", the one that checks manual pages;
-# with "studies", the programs of the study of page sizes and what traces them.
+# with "studies", the programs of the study of page sizes and what traces them,
+# and what makes file systems.
 # Does nothing, fast, when all are there.
 set -euo pipefail
 
@@ -37,8 +38,8 @@ gateware) packages+=(verilator) ;;
 # clang is for libFuzzer; ninja builds picolibc
 firmware) packages+=(libcmocka-dev clang libclang-rt-dev gcc-riscv64-unknown-elf ninja-build) ;;
 browser) packages+=(chromium) ;;
-# tracing programs for the study of page sizes, and what is traced
-studies) packages+=(valgrind zstd freecell-solver-bin vim graphicsmagick poppler-utils vorbis-tools) ;;
+# tracing programs for the study of page sizes, what is traced, and file systems
+studies) packages+=(valgrind zstd freecell-solver-bin vim graphicsmagick poppler-utils vorbis-tools e2fsprogs xfsprogs fio) ;;
 # coccinelle finds stores to page tables; the libraries are the kernel's mm selftests'
 kernel) packages+=(coccinelle e2fsprogs stress-ng libcap-dev libnuma-dev) ;;
 docs) packages+=(mandoc) ;;

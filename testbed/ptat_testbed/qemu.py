@@ -28,6 +28,7 @@ INSTALL_HINT = (
 )
 # No BAR may lie where the capture stream cannot name it.
 PHYSICAL_ADDRESS_BITS = wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
+CPU = f"max,la57=off,phys-bits={PHYSICAL_ADDRESS_BITS}"
 # Devices that the guest would only lose time with.
 LEAN = ",i8042=off,sata=off,smbus=off,vmport=off"
 PLUGIN_SAYS = "ptat plugin: "
@@ -100,7 +101,7 @@ def arguments(
     args = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     args += ["-machine", f"q35,max-ram-below-4g={LOWMEM_MAX_BYTES},memory-backend=ram{LEAN}"]
     args += ["-accel", "tcg,thread=multi"]
-    args += ["-cpu", f"max,la57=off,phys-bits={PHYSICAL_ADDRESS_BITS}"]
+    args += ["-cpu", CPU]
     args += ["-smp", str(config.cpus), "-m", f"{config.memory_bytes // 1024}K"]
     args += [
         "-object",

@@ -24,6 +24,8 @@ OPTIONS = {
 CPUS_MAX = 64
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
+PMEM_UNIT_BYTES = 128 * sizes.MIB
+"""The kernel's sections of memory, which it describes as a whole."""
 
 # The kernel's addresses are those of System.map (nokaslr); the console shows warnings and worse;
 # a guest that panics ends QEMU; timer and clocks are not doubted only because the host is busy.
@@ -73,6 +75,12 @@ class Settings:
         if hugepages := options.get("hugepages"):
             parameters += sizes.parse_hugepages(hugepages, memory_bytes)
         region_bytes = request.region_bytes or sizes.default_region(memory_bytes)
+        if pmem := options.get("pmem"):
+            pmem_bytes = parse_size(pmem, "--pmem")
+            if pmem_bytes % PMEM_UNIT_BYTES:
+                raise BoardError(f"--pmem {pmem}: not a multiple of 128 MiB")
+            memory_bytes, parameter = sizes.with_pmem(memory_bytes, pmem_bytes)
+            parameters.append(parameter)
         return cls(memory_bytes, cpus, region_bytes, parameters)
 
 

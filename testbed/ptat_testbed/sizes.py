@@ -65,6 +65,16 @@ def default_region(memory_bytes: int) -> int:
     return min(memory_bytes // 64 // MIB * MIB, lowmem(memory_bytes) // 4)
 
 
+def with_pmem(memory_bytes: int, pmem_bytes: int) -> tuple[int, str]:
+    """The machine's memory, and the kernel's parameter by which the end of it is persistent.
+
+    That end lies above 4 GiB, so below there must be all that can be.
+    """
+    rest_bytes = max(memory_bytes, LOWMEM_MAX_BYTES)
+    base = 4 * GIB + rest_bytes - LOWMEM_MAX_BYTES
+    return rest_bytes + pmem_bytes, f"memmap={pmem_bytes:#x}!{base:#x}"
+
+
 def region_in_ram(region_bytes: int, memory_bytes: int) -> int:
     """The address of a region in the middle of low RAM, clear of kernel and initramfs.
 
