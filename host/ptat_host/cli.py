@@ -499,7 +499,11 @@ def _add_report(commands: _Commands[_Parser]) -> None:
     _add_session(parser)
     _add_json(parser)
     parser.add_argument(
-        "--top", metavar="N", type=_positive, default=10, help="hottest pages to list (default: 10)"
+        "--top",
+        metavar="N",
+        type=_positive,
+        default=10,
+        help="hottest pages, objects, functions to list (default: 10)",
     )
     parser.add_argument(
         "--html",
@@ -511,6 +515,31 @@ def _add_report(commands: _Commands[_Parser]) -> None:
         "--strict",
         action="store_true",
         help="exit with 1 if anything is lost, untraced or unexplained (default: with 0)",
+    )
+    kernel = parser.add_argument_group("misses of kernel code")
+    kernel.add_argument(
+        "--kernel",
+        action="store_true",
+        help="show them by function and call chain, of a session that was recorded with"
+        " --kernel-misses yes (default: what the trace shows)",
+    )
+    kernel.add_argument(
+        "--read",
+        metavar="FILE",
+        help="with --kernel: show what perf script printed of perf record -g -e dTLB-load-misses;"
+        " - is stdin (default: a session)",
+    )
+    kernel.add_argument(
+        "--all",
+        action="store_true",
+        help="with --kernel: also of processes that are not traced (default: only of those that"
+        " are)",
+    )
+    kernel.add_argument(
+        "--folded",
+        metavar="FILE",
+        type=Path,
+        help="with --kernel: also write folded stacks, for flame graphs (default: no)",
     )
     parser.set_defaults(run=_report)
 
@@ -1013,6 +1042,11 @@ def _load(arguments: argparse.Namespace) -> Results:
 def _report(arguments: argparse.Namespace) -> int:
     from ptat_host import console, html, report
 
+    if arguments.kernel:
+        return _report_kernel(arguments)
+    for option in ("read", "all", "folded"):
+        if getattr(arguments, option):
+            raise UsageError(f"--{option} is of kernel code's misses", "add --kernel")
     if arguments.html and arguments.json:
         raise UsageError("--html and --json are two reports", "ask for one of them")
     results = _load(arguments)
@@ -1025,6 +1059,29 @@ def _report(arguments: argparse.Namespace) -> int:
     else:
         console.show(report.render(content))
     return 1 if arguments.strict and not report.is_whole(content) else 0
+
+
+def _report_kernel(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, kernel_misses, perf_script
+
+    if arguments.html:
+        raise UsageError("--kernel has no HTML report", "leave --html out, or take --folded")
+    if arguments.read is None:
+        profile = kernel_misses.of_session(_session(arguments), everyone=arguments.all)
+    elif arguments.session or arguments.all:
+        raise UsageError("--read shows no session", "leave DIR and --all out")
+    else:
+        text = io.StringIO(_text_of(arguments.read), newline="\n")
+        profile = perf_script.read(text, arguments.read)
+    if arguments.folded:
+        with arguments.folded.open("w") as file:
+            kernel_misses.write_folded(profile, file)
+    content = kernel_misses.summarise(profile, arguments.top)
+    if arguments.json:
+        print(json.dumps(content))
+    else:
+        console.show(kernel_misses.render(content))
+    return 1 if arguments.strict and content["problems"] else 0
 
 
 def _script(arguments: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ from ptat_parser.access_text import FETCH, LAST
 from ptat_parser.errors import BadInput
 from ptat_parser.export import DRMEMTRACE
 from ptat_parser.jit import Integer, jit
-from ptat_parser.kernel_log import MM_ATTACH, read_kernel_log
+from ptat_parser.kernel_log import read_kernel_log, traced_spaces
 from ptat_parser.session import Session
 from ptat_parser.trace import Trace
 
@@ -368,7 +368,7 @@ def _decode_drmemtrace(
 
 
 def _of_testbed(stream: _Stream, accesses: Accesses, session: Session | None) -> Iterator[Batch]:
-    wanted = None if session is None else _traced_spaces(session)
+    wanted = None if session is None else traced_spaces(read_kernel_log(session.kernel_path))
     number = _Spaces(stream.name)
     kinds = np.array([Kind.READ, Kind.WRITE, Kind.FETCH], np.uint8)
     va_mask = np.uint64((1 << access_log.VA_BITS) - 1)
@@ -413,13 +413,6 @@ def _of_testbed(stream: _Stream, accesses: Accesses, session: Session | None) ->
             )
     if not ended:
         accesses.rejected.add(1, words + 1)  # the end is not there
-
-
-def _traced_spaces(session: Session) -> set[int]:
-    """Page frames of the top tables of what was traced."""
-    tables = read_kernel_log(session.kernel_path).tables
-    attached = tables["kind"] == MM_ATTACH
-    return set((tables["pgd"][attached] >> np.uint64(12)).tolist())
 
 
 # Sessions -----------------------------------------------------------------------------------------

@@ -541,6 +541,12 @@ class LogTail:
         return table[np.argsort(table["seq"], kind="stable")]
 
 
+def traced_spaces(log: KernelLog) -> set[int]:
+    """Page frames of the top page tables (CR3 >> 12) of what was traced."""
+    attached = log.tables["kind"] == MM_ATTACH
+    return set((log.tables["pgd"][attached] >> np.uint64(12)).tolist())
+
+
 def _table_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
     parts = []
     for kind, name in enumerate(TABLE_KINDS):
