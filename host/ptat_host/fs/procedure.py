@@ -67,7 +67,7 @@ class Done:
 # Is the device ours? ------------------------------------------------------------------------------
 
 
-def check_device(device: Path, *, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> None:
+def check_device(device: Path) -> None:
     """See that nobody uses a block device, neither as a whole nor in part.
 
     :raises PtatError: somebody does, or it is no block device.
@@ -78,7 +78,21 @@ def check_device(device: Path, *, sys: Path = Path("/sys"), proc: Path = Path("/
         raise PtatError(f"{device}: {error.strerror}", "give a block device") from None
     if not stat.S_ISBLK(status.st_mode):
         raise PtatError(f"{device}: is no block device", "a file becomes one by losetup -f --show")
-    number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    check_unused(f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}", device)
+    try:
+        # The kernel's own answer, also for what has no trace above.
+        os.close(os.open(device, os.O_RDWR | os.O_EXCL))
+    except OSError as error:
+        raise PtatError(f"{device}: {error.strerror}", "choose another device") from None
+
+
+def check_unused(
+    number: str, device: Path, sys: Path = Path("/sys"), proc: Path = Path("/proc")
+) -> None:
+    """See that a block device, of that major:minor, is neither mounted, swap nor part of another.
+
+    :raises PtatError: it is, or one of its partitions.
+    """
     node = (sys / "dev" / "block" / number).resolve()
     partitions = [path.parent for path in node.glob("*/partition")]
     numbers = {number, *((path / "dev").read_text().strip() for path in partitions)}
@@ -97,11 +111,6 @@ def check_device(device: Path, *, sys: Path = Path("/sys"), proc: Path = Path("/
             raise PtatError(f"{device}: is part of {holder.name}", "choose another device")
     if partitions:
         raise PtatError(f"{device}: has partitions", "choose one of them")
-    try:
-        # The kernel's own answer, also for what has no trace above.
-        os.close(os.open(device, os.O_RDWR | os.O_EXCL))
-    except OSError as error:
-        raise PtatError(f"{device}: {error.strerror}", "choose another device") from None
 
 
 def device_bytes(device: Path) -> int:
