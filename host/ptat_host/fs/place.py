@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ptat_host import perf_stat, pmu
 from ptat_host.fs.procedure import Done, Job, check_device
@@ -69,11 +69,13 @@ class Place:
         """
         self.device = device
         self.cpu = cpu
+        self.window_ns: tuple[int, int] | None = None
+        """When the last job measured, by the testbed's bus clock."""
         self._session = session
         self._cpus = cpus
         self._errors = errors
         self._number = 0
-        self._snapshots: dict[int, dict[str, dict[str, float]]] = {}
+        self._snapshots: dict[int, dict[str, Any]] = {}
         self._snapshots_read_bytes = 0
         self._process = subprocess.Popen(
             command,
@@ -152,6 +154,7 @@ class Place:
             raise PtatError(
                 "the testbed's plugin took no snapshot", "is the program built with counted.h?"
             ) from None
+        self.window_ns = begin["time_ns"], end["time_ns"]
         found = {
             mode: Stat(tuple(Count(n, end[mode][n] - begin[mode][n]) for n in end[mode]))
             for mode in MODES

@@ -254,16 +254,22 @@ class Sweep:
         """Cells that brought nothing."""
         return [figures for figures in self.done.values() if figures.error]
 
-    def run(self, runner: Runner, show: Callable[[str, int, int], None]) -> None:
-        """Measure what is left. Each cell is on the disk before the next begins.
+    def run(
+        self,
+        runner: Runner,
+        show: Callable[[str, int, int], None],
+        cells: Iterable[Cell] | None = None,
+    ) -> None:
+        """Measure what is left. Each cell is on the disk before the next is asked for.
 
         :param show: see `progress.bar`.
+        :param cells: which of those that are left, and in which order; None: all.
         """
         total = len(self.plan.cells())
         path = self.directory / CELLS_FILE
         _drop_partial_line(path)
         with path.open("ab") as file:
-            for cell in self.left:
+            for cell in self.left if cells is None else cells:
                 show(f"{cell.system} {cell.operation}", len(self.done), total)
                 try:
                     figures = runner.run(cell)
