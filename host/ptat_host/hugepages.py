@@ -2,14 +2,17 @@
 """``ptat hugepages``: what larger pages would save, object by object, and what they would cost.
 
 For each object the trace's misses are replayed through a model of the CPU's TLB (`tlb`) twice: as
-they were, and with the object in larger pages. What is missed then is at least what the second
-replay counts, be it of the object or of others: what hit is not in the trace, nor is the kernel's
-share of the TLB, so the model has less to hold; it is never flushed, and larger pages bring fewer
-page faults, each of which costs entries. The kernel flushes a TLB now and then, and after that each
-page in use misses once. The trace does not show when; but a page that is in use all the time misses
-at each flush, so there were no more of them than the busiest page outside of the object missed.
-That often, at most, does each of the object's large pages miss more. All others miss at most what
-was recorded.
+they were, and with the object in larger pages. What the object misses then is at least what the
+second replay counts: what hit is not in the trace, so the model has less to hold, and it is never
+flushed. The kernel flushes a TLB now and then, and after that each page in use misses once. The
+trace does not show when; but a page that is in use all the time misses at each flush, so there were
+no more of them than the busiest page outside of the object missed.
+
+All others miss at most what was recorded, and at the least what is left of that by the difference
+between the replays and by the page faults that are spared: each had a handler in the same TLB, and
+is taken to have cost them one miss.
+
+All this is for a kernel that flushes as often as before.
 """
 
 from __future__ import annotations
@@ -103,7 +106,7 @@ class _Replays:
         self.mm = pages["mm"].to_numpy()
         self.size = pages["page_size_bytes"].to_numpy().astype(np.int64)
         self.recorded = pages["misses"].to_numpy().astype(np.int64)
-        self.touched_bytes = self.size * pages["span"].to_numpy()
+        self.touched = pages["span"].to_numpy().astype(np.int64)
         self.before = self.run(np.zeros(len(pages), np.bool_), 0, self.start)
 
     def run(
@@ -116,6 +119,13 @@ class _Replays:
         _, tag = np.unique(keys, axis=1, return_inverse=True)
         pages = Pages(tag.reshape(-1).astype(np.uint64), number, size)
         return tlb.misses(self.arrays, pages, (page for _, page in self.trace.misses().raw()))
+
+    def others(self, after: npt.NDArray[np.int64], rows: npt.NDArray[np.bool_], faults: int) -> int:
+        """Misses that are left outside of `rows`, at the least, with so many page faults fewer."""
+        before, now = int(self.before[~rows].sum()), int(after[~rows].sum())
+        recorded = int(self.recorded[~rows].sum())
+        left = round(recorded * now / before) if before else recorded
+        return min(max(left - faults, now), recorded)
 
 
 def predict(trace: Trace, model: str | None, top: int, sizes: list[int]) -> Prediction:
@@ -168,7 +178,7 @@ def _candidate(
 ) -> Candidate:
     huge = np.zeros(of_page.size, np.bool_)
     at = replays.start.copy()
-    hugepages = memory_bytes = 0
+    hugepages = memory_bytes = faults = 0
     for one in some:
         rows = (of_page == objects.objects.index(one)) & (replays.size < size_bytes)
         # As if it began where a huge page does: that is what aligning it will do.
@@ -177,7 +187,11 @@ def _candidate(
         huge |= rows
         needed = np.unique(at[rows] // np.uint64(size_bytes)).size
         hugepages += needed
-        memory_bytes += max(needed * size_bytes - int(replays.touched_bytes[rows].sum()), 0)
+        touched = int(replays.touched[rows].sum())
+        faults += max(touched - needed, 0)
+        memory_bytes += max(
+            needed * size_bytes - int((replays.size * replays.touched)[rows].sum()), 0
+        )
     after = replays.run(huge, size_bytes, at)
     own, misses = int(after[huge].sum()), int(replays.recorded[huge].sum())
     flushes = int(replays.recorded[~huge].max(initial=0))
@@ -192,7 +206,7 @@ def _candidate(
         misses=misses,
         predicted_misses=own,
         predicted_most=most,
-        total_least=own + min(int(after[~huge].sum()), total - misses),
+        total_least=own + replays.others(after, huge, faults),
         total_most=most + total - misses,
         total=total,
         hugepages=hugepages,
