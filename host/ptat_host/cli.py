@@ -12,7 +12,9 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from decimal import Decimal
 from importlib.metadata import version
@@ -33,6 +35,9 @@ from ptat_host.sizes import format_size, parse_size
 from ptat_parser.errors import PtatError
 
 if TYPE_CHECKING:
+    from ptat_host.fs.place import Place
+    from ptat_host.fs.sweep import Plan
+    from ptat_host.fs.systems import FileSystem
     from ptat_parser import Misses, Results
 
 SESSIONS = Path("ptat-sessions")
@@ -113,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_overhead(commands)
     _add_pagesize(commands)
     _add_bench_fs(commands)
+    _add_hunt(commands)
     _add_validate(commands)
     _add_check(commands)
     _add_export(commands)
@@ -1006,10 +1012,12 @@ def _two_cpus(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def _bench_fs(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, pagesize, progress
-    from ptat_host.fs import operations, place, report, systems
-    from ptat_host.fs.sweep import Plan, Runner, Sweep
+def _planned(
+    arguments: argparse.Namespace, repeats: int
+) -> tuple[Mapping[str, FileSystem], Plan, AbstractContextManager[Place]]:
+    """File systems, what to measure of them, and the place where."""
+    from ptat_host.fs import operations, place, systems
+    from ptat_host.fs.sweep import Plan
 
     known = systems.read(arguments.more_systems)
     for name in arguments.systems:
@@ -1017,8 +1025,7 @@ def _bench_fs(arguments: argparse.Namespace) -> int:
             raise UsageError(f"there is no file system {name!r}", f"there are {', '.join(known)}")
     for name in arguments.operations:
         operations.find(name)
-    if arguments.plots:
-        pagesize.need_plots()
+    opened: AbstractContextManager[Place]
     if arguments.device:
         where = f"this machine, {arguments.device}, CPUs {arguments.cpus}"
         opened = place.this_machine(arguments.device, arguments.format, arguments.cpus)
@@ -1032,13 +1039,24 @@ def _bench_fs(arguments: argparse.Namespace) -> int:
         operations=arguments.operations,
         file_bytes=arguments.files,
         unit_bytes=arguments.units,
-        repeats=arguments.repeats,
+        repeats=repeats,
         where=where,
         total_bytes=parse_size(arguments.total, "--total") if arguments.total else None,
         seed=arguments.seed,
     )
     if not plan.cells():
         raise UsageError("no file consists of whole units", "choose other --files or --units")
+    return known, plan, opened
+
+
+def _bench_fs(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, pagesize, progress
+    from ptat_host.fs import report
+    from ptat_host.fs.sweep import Runner, Sweep
+
+    if arguments.plots:
+        pagesize.need_plots()
+    known, plan, opened = _planned(arguments, arguments.repeats)
     done = Sweep.open(arguments.output, plan)
     if done.left:
         with opened as there, progress.bar() as show:
@@ -1054,6 +1072,70 @@ def _bench_fs(arguments: argparse.Namespace) -> int:
         console.show(report.render(done))
     print(f"ptat: wrote {results}", file=sys.stderr)
     return 1 if done.failed else 0
+
+
+# ptat hunt ----------------------------------------------------------------------------------------
+
+HUNT = Path("ptat-hunt")
+
+
+def _add_hunt(commands: _Commands[_Parser]) -> None:
+    parser = _add_command(
+        commands, "hunt", "search for what has the most TLB misses per byte on a file system"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=Path,
+        default=HUNT,
+        help=f"for what was measured, also by a search that goes on (default: {HUNT})",
+    )
+    parser.add_argument(
+        "--minutes",
+        metavar="N",
+        type=_duration,
+        default=10.0,
+        help="search so long; booting and naming functions come on top (default: 10)",
+    )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=_positive,
+        default=3,
+        help="cells to show of each file system (default: 3)",
+    )
+    _add_cells(parser)
+    parser.add_argument(
+        "--seed", metavar="N", type=_positive, default=1, help="of the choices (default: 1)"
+    )
+    _add_place(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_hunt)
+
+
+def _hunt(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, hunt, progress
+    from ptat_host.fs.sweep import Runner, Sweep
+
+    known, plan, opened = _planned(arguments, repeats=1)
+    found = Sweep.open(arguments.output, plan)
+    if found.left:
+        with opened as there, progress.bar() as show:
+            deadline_s = time.monotonic() + 60 * arguments.minutes
+            cells = hunt.choose(found, plan.seed, deadline_s)
+            found.run(Runner(there, known, plan.total_bytes), show, cells)
+    bad = [one for name in plan.systems for one in hunt.ranked(found, name)[: arguments.top]]
+    if arguments.device or not bad:
+        worst = [hunt.Worst(one) for one in bad]
+    else:
+        worst = hunt.name_functions(bad, known, plan.total_bytes, arguments.pmem)
+    content = hunt.as_dict(found, worst)
+    if arguments.json:
+        print(json.dumps(content))
+    else:
+        console.show(hunt.render(content))
+    return 0 if bad else 1
 
 
 def _duration(text: str) -> float:
