@@ -184,9 +184,18 @@ class _Steps:
             finally:
                 os.sched_setaffinity(0, {self._cpu})
             if done.returncode:
-                said = (done.stderr.strip() or done.stdout.strip() or "says nothing").splitlines()
-                raise PtatError(f"{argv[0]} ended with {done.returncode}: {said[-1]}")
+                raise PtatError(f"{argv[0]} ended with {done.returncode}: {_said(done.stderr)}")
             return done.stdout
+
+
+def _said(errors: str) -> str:
+    """The last line of a program's messages, or the one before it says how to use it."""
+    message = "it says nothing"
+    for line in filter(str.strip, errors.splitlines()):
+        if line.lower().startswith("usage:"):
+            break
+        message = line.strip()
+    return message
 
 
 def _package_of(program: str) -> str:

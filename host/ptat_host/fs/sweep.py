@@ -36,8 +36,8 @@ CELLS_FILE = "cells.jsonl"
 RESULTS_FILE = "results.parquet"
 METADATA_BYTES = 8 << 20
 """Left free beside the files."""
-SMALL_FILES = 1000
-"""At most at a time, as smallfiles makes them by default."""
+SMALL_FILES = 300
+"""Of the largest size take as much as those that smallfiles has at a time, half as large."""
 DATA_ROLES = ("walks_load", "walks_store")
 ALL_ROLES = (*DATA_ROLES, "walks_fetch")
 
