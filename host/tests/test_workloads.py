@@ -158,6 +158,17 @@ def test_forkexec_reports_every_process(workloads):
         ("remap --stride 100", "--bytes and --stride must be multiples of 4096"),
         ("forkexec --children 5000", "--children: 5000 is not within"),
         ("gups --unknown", "try 'gups --help'"),
+        ("fsbench", "try 'fsbench --help'"),
+        ("fsbench --op copy f", "--op: 'copy' is none of write"),
+        ("fsbench --api mmap f", "--api: 'mmap' is neither write nor fwrite"),
+        ("fsbench --file 6K f", "must be multiples of --unit, 4096"),
+        ("fsbench --random f", "--random: a file must be there"),
+        ("fsbench --op read /nowhere/f", "/nowhere/f: No such file"),
+        ("daxbench --block 100 f", "--block must be a multiple of 64"),
+        ("daxbench --flush sfence f", "'sfence' is none of none, clwb"),
+        ("daxbench --page 1G f", "--page: '1G' is neither 2M nor 4K"),
+        ("smallfiles --most 1 d", "--most is less than --least"),
+        ("counted", "try 'counted --help'"),
     ],
 )
 def test_bad_usage_exits_2(workloads, command, message):
@@ -167,8 +178,71 @@ def test_bad_usage_exits_2(workloads, command, message):
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("program", ["seqpage", "gups", "chase", "bfs", "remap", "forkexec"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("seqpage", "gups", "chase", "bfs", "remap", "forkexec"),
+        *("fsbench", "daxbench", "smallfiles", "counted"),
+    ],
+)
 def test_help_goes_to_stdout(workloads, program):
     done = run(workloads / program, "--help")
     assert done.stdout.startswith(f"usage: {program} ")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("api", ["write", "fwrite"])
+def test_fsbench_writes_the_file_and_reads_it(workloads, tmp_path, api):
+    file = tmp_path / "f"
+    sizes = ["--api", api, "--file", "64K", "--unit", "16K"]
+    line = run(workloads / "fsbench", *sizes, "--total", "192K", file).stdout
+    assert fields(line)["bytes"] == str(192 << 10)
+    assert fields(line)["units"] == "12"
+    data = file.read_bytes()
+    # Units are alike, and no line of one like the next.
+    assert len(data) == 64 << 10
+    assert data[: 16 << 10] * 4 == data
+    assert len({data[at : at + 64] for at in range(0, 16 << 10, 64)}) == 256
+
+    run(workloads / "fsbench", "--op", "append", *sizes, file)
+    assert file.read_bytes() == data * 2
+    file.write_bytes(b"\0" * (64 << 10))
+    run(workloads / "fsbench", "--op", "rewrite", *sizes, file)
+    assert file.read_bytes() == data
+    run(workloads / "fsbench", "--op", "rewrite", "--random", *sizes, file)
+    assert file.read_bytes() == data
+    for operation in ("read", "reread"):
+        run(workloads / "fsbench", "--op", operation, *sizes, file)
+    file.write_bytes(data[:100])
+    done = run(workloads / "fsbench", "--op", "read", *sizes, file, status=2)
+    assert "has 100 bytes, not 65536: write it first" in done.stderr
+
+
+@pytest.mark.parametrize("flush", ["none", "clwb", "clflush", "clflushopt", "nt"])
+@pytest.mark.parametrize("page", ["4K", "2M"])
+def test_daxbench_writes_the_file(workloads, tmp_path, flush, page):
+    file = tmp_path / "f"
+    file.write_bytes(b"\0" * (256 << 10))
+    command = [workloads / "daxbench", "--bytes", "256K", "--block", "64K", "--flush", flush]
+    done = subprocess.run([*command, "--page", page, file], capture_output=True, text=True)
+    if "this CPU has no such instruction" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0
+    assert fields(done.stdout)["blocks"] == "4"
+    data = file.read_bytes()
+    assert data[: 64 << 10] * 4 == data
+    assert set(data) == set(range(ord("0"), ord("0") + 64))
+
+
+def test_smallfiles_leaves_none(workloads, tmp_path):
+    arguments = ["--files", "100", "--transactions", "100", "--most", "2K", tmp_path / "d"]
+    line = fields(run(workloads / "smallfiles", *arguments).stdout)
+    assert line["created"] == line["deleted"]
+    assert int(line["created"]) > 100
+    assert int(line["read"]) + int(line["appended"]) == 100
+    assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_counted_passes_the_status_on(workloads):
+    done = run(workloads / "counted", "sh", "-c", "exit 7", status=7)
+    assert float(fields(done.stdout)["seconds"]) > 0

@@ -241,7 +241,7 @@ def _measure(job: Job, steps: _Steps, undo: contextlib.ExitStack, done: Done) ->
         with steps.step("is it mounted with DAX"):
             _check_dax(directory)
     _check_space(directory, job.needs_bytes)
-    if job.device is not None:
+    if job.device is not None and len(_online()) > 1:
         with steps.step(f"the journal's thread to CPU {job.other_cpu}"):
             _pin_journal(Path(job.device).resolve().name, job.other_cpu)
     if job.prepare:
