@@ -22,7 +22,7 @@ _PLACE = r"(?P<ip>[0-9a-f]{1,16}) (?P<symbol>.+?) \((?P<dso>.*)\)"
 _FRAME = re.compile(rf"\s+{_PLACE}\s*")
 _INLINED = re.compile(r"\s+(?P<symbol>\S.*) \(inlined\)\s*")
 _HEAD = re.compile(
-    r"\s*(?P<comm>\S.*?)\s+-?\d+(?:/-?\d+)?(?:\s+\[\d+\])?(?:\s+[-.a-zA-Z]{3,6})?"
+    r"\s*(?P<comm>\S.*?)\s+-?\d+(?:/-?\d+)?(?:\s+\[\d+\])?(?:\s+(?=\S*[.a-zA-Z])[-.#\w]{3,6})?"
     r"(?:\s+\d+\.\d+:)?\s+(?:(?P<period>\d+)\s+)?(?P<event>[^\s:]\S*?):"
     rf"(?:\s+(?:.*\s)?{_PLACE})?\s*"
 )
