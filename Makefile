@@ -7,7 +7,7 @@ PYTHON := .venv/bin/python
 .PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-selftests kernel-cost kernel-debug test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
-	calibrate bench-boards study-pagesize packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
+	calibrate bench-boards study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
 	@echo 'make demo             record gups and python3 in the testbed, report, validate'
@@ -33,6 +33,7 @@ help:
 	@echo 'make faults           what damage to a session does to its result'
 	@echo 'make fuzz             every reader against broken input; MINUTES=10'
 	@echo 'make study-pagesize   five desktop programs and their page sizes: docs/studies.md'
+	@echo 'make studies-small    each study once, small: docs/studies.md'
 	@echo 'make bench            cost of the plugin, speed of simulations'
 	@echo 'make bench-boards     what of a link reaches the disk, against a plain receiver in C'
 	@echo 'make bench-parser     speed of the parser; RECORDS=N'
@@ -94,7 +95,7 @@ lint: packages .venv/ready
 	kernel-patch/checkpatch.sh
 
 # Place and route is one long process of low priority, beside tests that are mostly one, too.
-test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs packages-kernel lint
+test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs packages-kernel packages-studies lint
 	$(MAKE) --jobs=2 --keep-going test-suite test-bitstream
 
 test-bitstream:
@@ -106,6 +107,8 @@ test-suite: docs man
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 	$(PYTHON) -m ptat_testbed.sim_soc
+	rm -rf studies-small
+	$(PYTHON) -m ptat_testbed.studies_small
 
 # With notebooks run anew, and pictures of the report of today; a warning fails the build.
 docs: .venv/docs-ready packages-browser
@@ -123,7 +126,8 @@ notebook-session: setup
 
 # Accepts what the reports print now as what they are to print; look at the difference.
 golden: .venv/ready
-	PTAT_ACCEPT_GOLDEN=1 $(PYTHON) -m pytest -q host/tests/test_output.py host/tests/test_compared.py
+	PTAT_ACCEPT_GOLDEN=1 $(PYTHON) -m pytest -q host/tests/test_output.py host/tests/test_compared.py \
+		host/tests/test_kernel_misses.py
 	git --no-pager diff --stat host/tests/golden
 
 # All that changes page tables, untraced and traced; WORDS: only groups with these in their names.
@@ -175,6 +179,10 @@ study-pagesize: packages-studies .venv/ready
 	$(PTAT) pagesize --machines docs/examples/pagesize-vms.toml --workers 2 \
 		$(if $(CACHE:0=),--cache $(CACHE)) --html $(STUDY)/report.html \
 		$(foreach name,game office photo pdf multimedia,$(name)=$(STUDY)/$(name).lackey.zst)
+
+# Goes on where it was stopped; results and figures are in studies-small/.
+studies-small: setup packages-studies
+	@$(PYTHON) -m ptat_testbed.studies_small
 
 RECORDS ?= 100000000
 bench-parser: .venv/ready
