@@ -398,3 +398,22 @@ def test_measured_part_is_what_perf_is_told(workloads, tmp_path):
     assert process.returncode == 0
     for end in (control, program_control, program_acknowledge, acknowledge):
         os.close(end)
+
+
+def test_table(tmp_path, capsys):
+    """A row for each cell, in the order of sizes; what is not known has no column."""
+    from ptat_host import console
+
+    done, _ = run(tmp_path / "s")
+    console.show(report.render(done))
+    lines = capsys.readouterr().out.splitlines()
+    assert "walks per KiB" in lines[0] and "cycles" not in lines[0]
+    rows = [line for line in lines if line.startswith("ext4")]
+    assert len(rows) == 12
+    (dax,) = (
+        fields[6:10]
+        for fields in map(str.split, rows)
+        if fields[:6] == ["ext4-dax", "read", "1", "MiB", "4", "KiB"]
+    )
+    # 515 walks a MiB, of them 3 by the program.
+    assert dax == ["343.3", "0.5029", "0.00293", "0.5"]

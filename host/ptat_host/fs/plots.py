@@ -32,7 +32,7 @@ OVERHEAD = (
     sweep.WALKS_PER_BYTE,
 )
 """The first that was measured is the overhead."""
-LEFT_OUT = {sweep.SECONDS, sweep.BYTES}
+LEFT_OUT = {sweep.SECONDS, sweep.BYTES, "instructions"}
 _MARKERS = "osD^v<>pP*"
 _PAGES = ("map4k-", "map2m-")
 

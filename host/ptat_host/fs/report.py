@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,13 +15,24 @@ from ptat_host.fs import sweep
 from ptat_host.fs.sweep import Figures, Summary, Sweep, summaries
 from ptat_host.sizes import format_size
 
-SHOWN = (
-    ("page walks per 1000 instructions (data)", "all"),
-    (sweep.WALKS_PER_BYTE, "user"),
-    (sweep.WALKS_PER_BYTE, "kernel"),
-    (sweep.WALKS_PER_BYTE, "all"),
-    ("cycles spent in page walks (data)", "all"),
-    (sweep.THROUGHPUT, "all"),
+
+@dataclass(frozen=True)
+class Column:
+    """A quantity in the table, times `scale`."""
+
+    head: str
+    quantity: str
+    mode: str = "all"
+    scale: float = 1
+
+
+COLUMNS = (
+    Column("data walks per 1000 instr.", "page walks per 1000 instructions (data)"),
+    Column("walks per KiB", sweep.WALKS_PER_BYTE, scale=1024),
+    Column("by the program", sweep.WALKS_PER_BYTE, "user", 1024),
+    Column("by the kernel", sweep.WALKS_PER_BYTE, "kernel", 1024),
+    Column("cycles in data walks (%)", "cycles spent in page walks (data)"),
+    Column("MiB/s", sweep.THROUGHPUT, scale=1 / (1 << 20)),
 )
 BASE, COMPARED = "ext4", "ext4-dax"
 
@@ -48,6 +60,10 @@ def as_dict(done: Sweep) -> dict[str, Any]:
     }
 
 
+def _key(one: Summary) -> tuple[str, str, int, int]:
+    return one.system, one.operation, one.file_bytes, one.unit_bytes
+
+
 def _cell(one: Summary) -> dict[str, Any]:
     return {
         "system": one.system,
@@ -72,26 +88,27 @@ def _failure(one: Figures) -> dict[str, Any]:
 def render(done: Sweep) -> RenderableType:
     """A row for each cell: medians, and how far the repeats of the walks are apart."""
     figures = list(done.done.values())
-    by_quantity = {
-        shown: {tuple(_cell(one).values()): one for one in summaries(figures, *shown)}
-        for shown in SHOWN
+    cells = {
+        column: {
+            _key(one): one.spread.median for one in summaries(figures, column.quantity, column.mode)
+        }
+        for column in COLUMNS
     }
-    present = [shown for shown in SHOWN if by_quantity[shown]]
+    present = [column for column in COLUMNS if cells[column]]
     table = Table(box=None, pad_edge=False)
     for name in ("file system", "operation"):
         table.add_column(name)
-    for name in ("file", "unit", *(_head(*shown) for shown in present), "repeats", "spread"):
+    for name in ("file", "unit", *(column.head for column in present), "repeats", "spread"):
         table.add_column(name, justify="right")
     for one in summaries(figures, sweep.WALKS):
-        key = tuple(_cell(one).values())
-        row = [by_quantity[shown].get(key) for shown in present]
+        row = [(cells[column].get(_key(one)), column.scale) for column in present]
         spread = one.spread.spread
         table.add_row(
             one.system,
             one.operation,
             format_size(one.file_bytes),
             format_size(one.unit_bytes),
-            *("" if cell is None else f"{cell.spread.median:,.4g}" for cell in row),
+            *("" if median is None else f"{median * scale:,.4g}" for median, scale in row),
             str(len(one.spread.values)) + (" (two kinds)" if one.spread.clusters else ""),
             "" if spread is None else f"{spread:.1%}",
         )
@@ -100,10 +117,6 @@ def render(done: Sweep) -> RenderableType:
     if done.left:
         notes.append(Text(f"left      {len(done.left)} cells: the same command goes on"))
     return Group(table, "", *notes)
-
-
-def _head(quantity: str, mode: str) -> str:
-    return quantity if mode == "all" else f"{quantity} ({mode})"
 
 
 def _name(one: Figures) -> str:
