@@ -15,7 +15,7 @@ from ptat_testbed.run import Settings
 from ptat_testbed.sizes import GIB, MIB
 
 PMEM = "512M"
-FILE_BYTES = 4 << 20
+FILE_BYTES = 8 << 20
 PAGES = FILE_BYTES // 4096
 
 IN_USE = """
