@@ -417,3 +417,27 @@ def test_table(tmp_path, capsys):
     )
     # 515 walks a MiB, of them 3 by the program.
     assert dax == ["343.3", "0.5029", "0.00293", "0.5"]
+
+
+def test_command_shows_a_sweep_that_is_done(tmp_path, capsys):
+    """No guest is needed where nothing is left."""
+    directory = tmp_path / "s"
+    where = "testbed, 512M of emulated persistent memory"
+    plan = Plan(("ext4", "ext4-dax"), ("write",), (1 << 20,), (4096, 1 << 20), 2, where)
+    run(directory, plan)
+    command = ["bench-fs", "-o", str(directory), "--operations", "write", "--files", "1M"]
+    command += ["--units", "4K,1M", "--repeats", "2", "--plots", str(tmp_path / "plots")]
+    assert cli.main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["cells"], told["left"], told["failed"]) == (8, 0, [])
+    assert told["ext4_vs_dax"] == {"write": pytest.approx(515 / 259)}
+    kernel = [
+        one
+        for one in told["summaries"]
+        if (one["name"], one["mode"], one["system"]) == ("page walks", "kernel", "ext4-dax")
+    ]
+    assert [one["median"] for one in kernel] == [512, 512]
+    assert (tmp_path / "plots" / "overhead.svg").exists()
+    assert (directory / "results.parquet").exists()
+    assert cli.main([*command, "--total", "2M"]) == 2
+    assert "a sweep with other total_bytes" in capsys.readouterr().err
