@@ -168,11 +168,12 @@ def _edge_below(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple
 
 def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> list[int]:
     """Indices of the points, sorted by `x`, that no line between others runs below."""
+    xs, ys = x.tolist(), y.tolist()  # whose elements are at hand quicker
     hull: list[int] = []
     for i in range(x.size):
         while len(hull) >= 2:
             a, b = hull[-2], hull[-1]
-            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
+            if (ys[b] - ys[a]) * (xs[i] - xs[a]) < (ys[i] - ys[a]) * (xs[b] - xs[a]):
                 break
             hull.pop()
         hull.append(i)
