@@ -28,18 +28,21 @@ inlined = numba.njit(cache=True, nogil=True, inline="always")
 """Like `jit`, for what compiled code calls often: handing on tuples of arrays is costly."""
 
 
-def _bare(_: object, array: Any) -> Any:  # noqa: ANN401
+def _bare(_: object, arrays: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        made = context.make_array(signature.return_type)(context, builder, arguments[0])
-        made.meminfo = made.meminfo.type(None)
-        return made._getvalue()
+        (bare,) = arguments
+        for i, array in enumerate(signature.return_type):
+            made = context.make_array(array)(context, builder, builder.extract_value(bare, i))
+            made.meminfo = made.meminfo.type(None)
+            bare = builder.insert_value(bare, made._getvalue(), i)
+        return bare
 
-    return array(array), generate
+    return arrays(arrays), generate
 
 
 _intrinsic: Any = intrinsic
 bare: Callable[[Any], Any] = _intrinsic(_bare)
-"""The same array, whose users are not counted: who calls the compiled code keeps it.
+"""The same tuple of arrays, whose users are not counted: who calls the compiled code keeps them.
 
 Counting them, in memory, at each use of a tuple of arrays costs more than most of what is done
 with these.

@@ -16,13 +16,10 @@ from ptat_parser.blocks import (
     ACCESS_ADDRESS_MASK,
     ACCESS_DELTA_MASK,
     ACCESS_DELTA_SHIFT,
-    BLOCK_RECORDS_MAX,
-    WORD_FIRST_RECORD,
-    WORD_TIME,
     WRITE_BIT,
 )
 from ptat_parser.jit import Integer, jit
-from ptat_parser.rpt import COUNTED_MAX, EMPTY, ENTRIES
+from ptat_parser.rpt import EMPTY, ENTRIES
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -47,15 +44,8 @@ PAGE_COLUMNS = 11
 
 _PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
 _PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
-
-
-@jit
-def tell_times(block: U64, time: U64) -> None:
-    """Fill in the times (ticks) of a block that holds only accesses."""
-    now = block[WORD_TIME]
-    for i in range(BLOCK_RECORDS_MAX):
-        now += block[WORD_FIRST_RECORD + i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
-        time[i] = now
+_NONE, _ONE = np.uint8(0), np.uint8(1)
+_ZERO = np.uint64(0)
 
 
 @jit
@@ -64,6 +54,7 @@ def count_reads(
     time: U64,
     start: Integer,
     end: Integer,
+    now: Integer,
     base: Integer,
     size: Integer,
     in_line: Integer,
@@ -83,44 +74,63 @@ def count_reads(
     out_time: U64,
     out_page: U32,
     row: Integer,
-) -> tuple[Integer, Integer]:
+) -> tuple[Integer, Integer, Integer]:
     """Count the reads from `start` on, up to the first access that needs a closer look.
 
-    `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's index that a
-    bus address shows; `order`: reads before. With `keep`, time and page of each are written to the
-    records, from `row` on. Returns where that access is, and how many pages have numbers.
+    Times are those of `time`, or where that is empty, told from `now`, the time of the access
+    before `start`. `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's
+    index that a bus address shows; `order`: reads before. With `keep`, time and page of each are
+    written to the records, from `row` on. Returns where that access is, the time of the one before
+    it, and how many pages have numbers.
     """
-    words, time = words[start:end], time[start:end]  # indices from 0 on take no check of their sign
+    words, timed = words[start:end], time.size > 0
+    if timed:
+        time = time[start:end]  # indices from 0 on take no check of their sign
     if keep:
         out_time, out_page = out_time[row:], out_page[row:]
-    for i in range(words.size):
-        place = min((words[i] & _PLACE) - base, size)
-        slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
-        known: Integer = np.int64(counted[slot])
-        if known in (0, COUNTED_MAX):
-            if known:
-                carried[slot] += np.uint32(known)
-                known = 0
-            else:
-                here = np.int64(slot)
-                if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
-                    return start + i, n_pages
-                range_: Integer = range_of_frame[here // ENTRIES]
-                entry = np.int64(range_) * ENTRIES + here % ENTRIES
-                if in_line == ENTRIES - 1 and number_of[entry]:  # by way of another table
-                    return start + i, n_pages
-                n_pages += 1
-                numbers[slot] = number_of[entry] = n_pages
-                pages[P_RANGE, n_pages] = range_
-                pages[P_ENTRY, n_pages] = here % ENTRIES
-                pages[P_FIRST, n_pages] = time[i]
-                pages[P_ORDER, n_pages] = order + i
-        counted[slot] = known + 1
-        last_ticks[slot] = time[i] - epoch
+    i: Integer = 0
+    while True:
+        # The inner loop, whose one branch is that a counter is 0 or full.
+        slot, known, before = _ZERO, _NONE, now
+        while i < words.size:
+            word = words[i]
+            before = now
+            now = time[i] if timed else now + (word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
+            place = min((word & _PLACE) - base, size)
+            slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
+            known = counted[slot]
+            if np.uint8(known + _ONE) < 2:
+                break
+            counted[slot] = known + _ONE
+            last_ticks[slot] = now - epoch
+            if keep:
+                out_time[i] = now
+                out_page[i] = numbers[slot] - np.uint32(1)
+            i += 1
+        if i == words.size:
+            return end, now, n_pages
+        if known:
+            carried[slot] += np.uint32(known)
+        else:
+            here = np.int64(slot)
+            if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
+                return start + i, before, n_pages
+            range_: Integer = range_of_frame[here // ENTRIES]
+            entry = np.int64(range_) * ENTRIES + here % ENTRIES
+            if in_line == ENTRIES - 1 and number_of[entry]:  # by way of another table
+                return start + i, before, n_pages
+            n_pages += 1
+            numbers[slot] = number_of[entry] = n_pages
+            pages[P_RANGE, n_pages] = range_
+            pages[P_ENTRY, n_pages] = here % ENTRIES
+            pages[P_FIRST, n_pages] = now
+            pages[P_ORDER, n_pages] = order + i
+        counted[slot] = _ONE
+        last_ticks[slot] = now - epoch
         if keep:
-            out_time[i] = time[i]
+            out_time[i] = now
             out_page[i] = numbers[slot] - np.uint32(1)
-    return end, n_pages
+        i += 1
 
 
 @jit

@@ -20,6 +20,7 @@ where that is older than a retry takes, about one that the clocks put right behi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,6 @@ from ptat_parser.quick import (
     PAGE_COLUMNS,
     collect,
     count_reads,
-    tell_times,
 )
 from ptat_parser.rpt import (
     CLEARING,
@@ -81,6 +81,7 @@ from ptat_parser.rpt import (
     Rpt,
     Tables,
 )
+from ptat_parser.schedule import LOSS, NOTHING, Schedule
 from ptat_parser.session import Session
 from ptat_parser.survey import FirstAccess, Progress, no_progress
 
@@ -177,11 +178,13 @@ Returns records that have those not settled first, and room.
 class _Accesses(NamedTuple):
     """A chunk for the inner loop: its `blocks` if it is a `PlainChunk`, else, of each access,
     `words` with the address and whether it is a write, as in a block, and the time.
+    `last_ticks`: time of the last access.
     """
 
     blocks: U64
     words: U64
     time: U64
+    last_ticks: int
 
 
 class _Held(NamedTuple):
@@ -691,26 +694,8 @@ def _replay(
     """
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
     line, faults, entries, records = config.line, config.faults, config.entries, config.records
-    t = Tables(
-        bare(t.level), bare(t.store_level), bare(t.frame), bare(t.quick_slot),
-        bare(t.range_of_frame), bare(t.parent_slot), bare(t.page_of_range), bare(t.last_page),
-        bare(t.watched), bare(t.number_of), bare(t.pending), bare(t.owed), bare(t.owed_ticks),
-        bare(t.mapped), bare(t.page), bare(t.state), bare(t.counted), bare(t.carried),
-        bare(t.last_ticks), bare(t.last_read),
-    )  # fmt: skip
-    out = Records(
-        bare(out.time), bare(out.page), bare(out.kind),
-    )  # fmt: skip
-    held = _Held(
-        bare(held.first), bare(held.record), bare(held.time), bare(held.page),
-        bare(held.kind), bare(held.previous),
-    )  # fmt: skip
-    timed = _Timed(
-        bare(timed.time), bare(timed.kind), bare(timed.range1), bare(timed.range2),
-        bare(timed.address), bare(timed.line), bare(timed.was_empty), bare(timed.read_ticks),
-        bare(timed.doubt_ticks),
-    )  # fmt: skip
-    pages, count = bare(pages), bare(count)
+    t, out, held, timed = bare(t), bare(out), bare(held), bare(timed)
+    (pages,), (count,) = bare((pages,)), bare((count,))
     levels, store_levels, frames = t.level, t.store_level, t.frame
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
@@ -727,18 +712,22 @@ def _replay(
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
     blocks = chunk.blocks.shape[0]
-    time = np.empty(GROUP if blocks else 0, np.uint64)
+    time = chunk.time
 
     for group in range(start // GROUP, -(-stop // GROUP)):
         first = group * GROUP
         following, following_ticks = after, after_ticks
+        latest = np.uint64(chunk.last_ticks)  # no access of the group is later
+        now = _ZERO
+        i = max(start - first, 0)
+        end = min(stop - first, GROUP)
         if blocks:
             words = chunk.blocks[group, WORD_FIRST_RECORD:WORD_CHECK]
-            tell_times(chunk.blocks[group], time)
+            now = _time_at(words, 0, i, chunk.blocks[group, WORD_TIME])
             if group + 1 < blocks:
+                latest = chunk.blocks[group + 1, WORD_TIME]
                 following, following_ticks = _read(
-                    chunk.blocks[group + 1, WORD_FIRST_RECORD],
-                    chunk.blocks[group + 1, WORD_TIME],
+                    chunk.blocks[group + 1, WORD_FIRST_RECORD], latest
                 )
         else:
             words = chunk.words[first : first + GROUP]
@@ -746,14 +735,12 @@ def _replay(
             if first + GROUP < chunk.time.size:
                 following, _ = _read(chunk.words[first + GROUP], _ZERO)
                 following_ticks = np.int64(chunk.time[first + GROUP])
-        i = max(start - first, 0)
-        end = min(stop - first, GROUP)
-        quick_end = _until(time, i, end, next_timed)
+        quick_end = _until(words, time, i, end, now, latest, next_timed)
         while i < end:
             if quick and pmd_line < 0 and n_output > 0 and i < quick_end:
                 began = i
-                i, count[N_PAGES] = count_reads(
-                    words, time, began, quick_end, base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT,
+                i, now, count[N_PAGES] = count_reads(
+                    words, time, began, quick_end, now, base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT,
                     in_line, quick_slot, counted, carried, last_ticks, epoch, state,
                     ranges, numbers, number_of, pages, count[N_PAGES], n_output,
                     records, out_time, out_page, n_output - first_row,
@@ -763,14 +750,15 @@ def _replay(
                 if i == end:
                     break
 
-            now = time[i]
-            address = (words[i] & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+            word = words[i]
+            now = now + _delta(word) if blocks else time[i]
+            address = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
             i += 1
             if next_timed < now:
                 count[N_OUTPUT] = n_output
                 _timed_until(now, t, out, held, timed, pages, count, config)
                 next_timed = _timed_after(timed, count, config)
-                quick_end = _until(time, i, end, next_timed)
+                quick_end = _until(words, time, i, end, now, latest, next_timed)
             offset = address - base
             if offset >= size:
                 _unexplained(now, address, OUTSIDE_REGION, count, examples)
@@ -779,7 +767,7 @@ def _replay(
             frame = np.int64(frames[page])
             level = levels[page]
             slot = (frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -line
-            if words[i - 1] & WRITE_BIT:
+            if word & WRITE_BIT:
                 if offset < marker_bytes:
                     continue
                 count[STORES] += 1
@@ -805,9 +793,9 @@ def _replay(
                     _end_walk(pmd_line, parent_slots[frame], now, count, line)
                     pmd_line = -1
             elif level == 2:
-                if i < time.size:
-                    next_address, _ = _read(words[i], _ZERO)
-                    gap = np.int64(time[i] - now)
+                if i < words.size:
+                    next_address, next_ticks = _read(words[i], now)
+                    gap = (next_ticks if blocks else np.int64(time[i])) - np.int64(now)
                 else:
                     next_address, gap = following, following_ticks - np.int64(now)
                 next_line = _table_line(next_address, levels, frames, parent_slots, config)
@@ -874,28 +862,48 @@ def _replay(
 
 
 @inlined
+def _delta(word: Integer) -> Integer:
+    """Ticks from the access before to this one, in a block."""
+    return word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+
+
+@inlined
 def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
     """Address of an access if it is a read, and its time if `before` is that of the one before."""
     if word & WRITE_BIT:
         return _NO_ADDRESS, 0
-    ticks = before + (word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
-    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(ticks)
+    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(before + _delta(word))
 
 
-@inlined
-def _until(time: U64, start: Integer, end: Integer, next_timed: Integer) -> Integer:
-    """The end of those accesses that are not after the next event without a marker."""
-    if start == end or time[end - 1] <= next_timed:
+@jit
+def _time_at(words: U64, start: Integer, end: Integer, now: Integer) -> Integer:
+    """Time of the access before `end` of a block; `now`: of the one before `start`."""
+    for i in range(start, end):
+        now += _delta(words[i])
+    return now
+
+
+@jit
+def _until(
+    words: U64,
+    time: U64,
+    start: Integer,
+    end: Integer,
+    now: Integer,
+    latest: Integer,
+    next_timed: Integer,
+) -> Integer:
+    """The end of those accesses that are not after the next event without a marker.
+
+    `now`: time of the access before `start`; `latest`: no access is later.
+    """
+    if latest <= next_timed:
         return end
-    low: Integer = start
-    high: Integer = end - 1
-    while low < high:
-        middle = (low + high) // 2
-        if time[middle] <= next_timed:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    for i in range(start, end):
+        now = time[i] if time.size else now + _delta(words[i])
+        if now > next_timed:
+            return i
+    return end
 
 
 @dataclass
@@ -991,7 +999,7 @@ class Replayer:
         self._ticks = clock.to_ticks(log.tables["time"])
         for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
             self.rpt.apply(self._events[i], int(self._ticks[i]))
-        self._schedule = _Schedule(placement, self._ticks, started, losses)
+        self._schedule = Schedule(placement, self._ticks, started, losses)
         self._stopped = stopped
         self._pmds = region.levels != "pte"
         self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
@@ -1018,11 +1026,11 @@ class Replayer:
         ticks: U64 = self._timed.time[self._timed.kind == kernel_log.FAULT]
         return ticks
 
-    def checkpoint(self) -> tuple[Rpt, _Schedule, I64]:
+    def checkpoint(self) -> tuple[Rpt, Schedule, I64]:
         """What goes on from span to span, to be handed to `resume`."""
         return self.rpt, self._schedule, self._walk_steps
 
-    def resume(self, checkpoint: tuple[Rpt, _Schedule, I64]) -> None:
+    def resume(self, checkpoint: tuple[Rpt, Schedule, I64]) -> None:
         """Go on from a checkpoint."""
         self.rpt, self._schedule, self._walk_steps = checkpoint
 
@@ -1097,7 +1105,7 @@ class Replayer:
         last_ticks = 0
 
         def apply(event: TableEvent, at_ticks: int) -> None:
-            if event.kind == kernel_log.TABLE_ALLOC:
+            if event.kind == kernel_log.TABLE_ALLOC and count[NEXT_HELD] < count[NEXT_TIMED]:
                 frame = rpt.slot(event.pa) // ENTRIES
                 _match_frame(frame, rpt.tables, records, held, timed, pages, count, config)
             elif event.kind == kernel_log.TABLE_MOVE:
@@ -1165,12 +1173,14 @@ class Replayer:
                 records.kind[row : row + size] = MISS
             if config.faults:
                 held = _make_room(held, int(count[N_HELD]), size)
-                _watch_until(self._horizon(done_accesses), rpt.tables, timed, count)
+                horizon = self._horizon(done_accesses)
+                if np.any(timed.time[count[NEXT_WATCHED] :][:1] < horizon):
+                    _watch_until(horizon, rpt.tables, timed, count)
             after, after_ticks = self._first_read(number + 1)
             accesses = _accesses(chunk)
             start = begin = 0
             for (position, event), at_ticks, until_ticks, end in zip(
-                [*steps, (size, _NOTHING)], [*at, 0], [*until, 0], ends, strict=True
+                [*steps, (size, NOTHING)], [*at, 0], [*until, 0], ends, strict=True
             ):
                 if whole:
                     part = slice(begin, end)
@@ -1200,9 +1210,9 @@ class Replayer:
                         np.uint64(until_ticks), rpt.tables, records, held, timed, pages, count,
                         config,
                     )  # fmt: skip
-                if event == _LOSS:
+                if event == LOSS:
                     lose()
-                elif event != _NOTHING:
+                elif event != NOTHING:
                     apply(events[event], at_ticks)
             _add(pages, rpt.counts())
         end_ticks = _NEVER if span.end_ticks is None else np.uint64(span.end_ticks)
@@ -1229,7 +1239,7 @@ class Replayer:
 
     def _horizon(self, accesses: int) -> np.uint64:
         """Until when a fault event may be about one of the first `accesses`."""
-        chunk = int(np.searchsorted(self._first_numbers, accesses + HELD_BACK))
+        chunk = bisect_left(self._first_numbers, accesses + HELD_BACK)
         return self._first_ticks[chunk] if chunk < self._first_ticks.size else _NEVER
 
     def _first_read(self, chunk: int) -> tuple[np.uint64, int]:
@@ -1245,67 +1255,6 @@ def _doubts(timed: _Timed, first: int, end: int) -> list[tuple[int, int]]:
     return list(zip(timed.doubt_ticks[rows].tolist(), timed.time[rows].tolist(), strict=True))
 
 
-# Steps of a schedule that are no event.
-_LOSS, _NOTHING = -1, -2
-
-
-class _Schedule:
-    """When to apply the table events: by position, or by time where the marker was lost."""
-
-    def __init__(
-        self, placement: markers.Placement, ticks: U64, started: bool, losses: tuple[int, ...]
-    ) -> None:
-        self._losses = losses
-        self.lost = not started  # right before the next access
-        placed = np.flatnonzero(placement.position >= 0)
-        self._placed = placed[np.argsort(placement.position[placed], kind="stable")]
-        self._position = placement.position[self._placed]
-        late = np.flatnonzero(placement.position == markers.BY_TIME)
-        self._late = late[np.argsort(ticks[late], kind="stable")]
-        self._late_ticks = ticks[self._late]
-        self._next_placed = 0
-        self._next_late = 0
-
-    def within(self, chunk: AnyChunk, first: int) -> list[tuple[int, int]]:
-        """What happens in a chunk whose first access has the number `first`.
-
-        Position in the chunk and event, or `_LOSS`; sorted by position.
-        """
-        size = chunk.accesses
-        if not size:
-            self.lost |= bool(chunk.lost)
-            return []
-        # In a gap are first the events whose markers were lost there; the marker of an event that
-        # was not is the first access after it.
-        end = int(np.searchsorted(self._late_ticks, np.uint64(chunk.last_ticks), side="right"))
-        steps: list[tuple[int, int]] = []
-        if end > self._next_late:
-            here = slice(self._next_late, end)
-            at = np.searchsorted(chunk.decoded().time, self._late_ticks[here])
-            steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
-            self._next_late = end
-        positions = [0] * self.lost + [lost.position for lost in chunk.lost]
-        positions = sorted(
-            [*positions, *(p - first for p in self._losses if 0 <= p - first < size)]
-        )
-        steps += [(position, _LOSS) for position in positions if position < size]
-        self.lost = positions[-1:] == [size]
-        end = int(np.searchsorted(self._position, first + size))
-        here = slice(self._next_placed, end)
-        steps += zip(
-            (self._position[here] - first).tolist(), self._placed[here].tolist(), strict=True
-        )
-        self._next_placed = end
-        return sorted(steps, key=lambda step: step[0])
-
-    def rest(self, end_ticks: Integer) -> list[int]:
-        """Events after the last access, before `end_ticks`."""
-        end = int(np.searchsorted(self._late_ticks, end_ticks))
-        late: list[int] = self._late[self._next_late : end].tolist()
-        self._next_late = max(end, self._next_late)
-        return late
-
-
 def with_room(pages: I64, used: int, wanted: int) -> I64:
     """Columns that have room for more, which are 0; what was never used costs nothing."""
     if used + wanted <= pages.shape[1]:
@@ -1317,10 +1266,10 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
 
 def _accesses(chunk: AnyChunk) -> _Accesses:
     if isinstance(chunk, PlainChunk):
-        return _Accesses(chunk.words, _NO_TIME, _NO_TIME)
+        return _Accesses(chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks)
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
-    return _Accesses(_NO_BLOCKS, words, chunk.time)
+    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks)
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)

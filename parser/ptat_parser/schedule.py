@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""When to apply the table events of a stream, and where something was lost."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import markers
+from ptat_parser.blocks import AnyChunk
+
+U64 = npt.NDArray[np.uint64]
+
+LOSS, NOTHING = -1, -2
+"""Steps of a schedule that are no event."""
+
+
+class Schedule:
+    """Applies table events by position, or by time (`ticks`) where the marker was lost.
+
+    `started`: nothing is missing before the first access; `losses`: positions of accesses before
+    which kernel events were lost. `lost`: something was, right before the next access.
+    """
+
+    def __init__(
+        self, placement: markers.Placement, ticks: U64, started: bool, losses: tuple[int, ...]
+    ) -> None:
+        self._losses = losses
+        self.lost = not started
+        placed = np.flatnonzero(placement.position >= 0)
+        self._placed = placed[np.argsort(placement.position[placed], kind="stable")]
+        self._position = placement.position[self._placed]
+        late = np.flatnonzero(placement.position == markers.BY_TIME)
+        self._late = late[np.argsort(ticks[late], kind="stable")]
+        self._late_ticks = ticks[self._late]
+        self._next_placed = 0
+        self._next_late = 0
+
+    def within(self, chunk: AnyChunk, first: int) -> list[tuple[int, int]]:
+        """What happens in a chunk whose first access has the number `first`.
+
+        Position in the chunk and event, or `LOSS`; sorted by position.
+        """
+        size = chunk.accesses
+        if not size:
+            self.lost |= bool(chunk.lost)
+            return []
+        # In a gap are first the events whose markers were lost there; the marker of an event that
+        # was not is the first access after it.
+        end = bisect_right(self._late_ticks, chunk.last_ticks, lo=self._next_late)
+        steps: list[tuple[int, int]] = []
+        if end > self._next_late:
+            here = slice(self._next_late, end)
+            at = np.searchsorted(chunk.decoded().time, self._late_ticks[here])
+            steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
+            self._next_late = end
+        positions = [0] * self.lost + [lost.position for lost in chunk.lost]
+        positions = sorted(
+            [*positions, *(p - first for p in self._losses if 0 <= p - first < size)]
+        )
+        steps += [(position, LOSS) for position in positions if position < size]
+        self.lost = positions[-1:] == [size]
+        end = bisect_left(self._position, first + size, lo=self._next_placed)
+        if end > self._next_placed:
+            here = slice(self._next_placed, end)
+            steps += zip(
+                (self._position[here] - first).tolist(), self._placed[here].tolist(), strict=True
+            )
+            self._next_placed = end
+        return sorted(steps, key=lambda step: step[0])
+
+    def rest(self, end_ticks: np.uint64) -> list[int]:
+        """Events after the last access, before `end_ticks`."""
+        end = int(np.searchsorted(self._late_ticks, end_ticks))
+        late: list[int] = self._late[self._next_late : end].tolist()
+        self._next_late = max(end, self._next_late)
+        return late
