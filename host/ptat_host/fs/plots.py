@@ -172,6 +172,6 @@ def _bars(found: Sequence[Summary], quantity: str) -> Figure:
     axes.set_xticks(
         [group + 0.4 - width / 2 for group in range(len(operations))], operations, rotation=30
     )
-    axes.set_ylabel(quantity)
+    axes.set_title(f"{quantity}, mean over all sizes")
     axes.legend()
     return figure
