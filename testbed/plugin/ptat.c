@@ -35,7 +35,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 #define MEM_LOCKED	  2u
 #define MEM_ADDRESS_SHIFT 2
 
-/* Linux on x86-64: struct pt_regs has the instruction's address, then its code segment there. */
+/* Linux on x86-64: struct pt_regs has RIP there, then CS, RFLAGS and RSP. */
 #define REGS_IP_BYTES 128
 #define KERNEL_CS     0x10
 
@@ -230,16 +230,22 @@ static void on_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va
 	on_access(cpu_index, info, va, true, (uintptr_t)argument);
 }
 
-/* The entry code calls with a struct pt_regs on the stack: it tells what was interrupted. */
+/*
+ * The entry code mostly calls with a struct pt_regs on the stack, which tells what was interrupted.
+ * If it was kernel code on this stack, all of it fits; what only looks like an address does not.
+ */
 static void push_interrupted(struct vcpu *vcpu, uint64_t regs)
 {
-	uint64_t ip_cs[2];
+	struct {
+		uint64_t ip, cs, flags, sp;
+	} saved;
 
-	if (!qemu_plugin_read_memory_vaddr(regs + REGS_IP_BYTES, vcpu->bytes, sizeof(ip_cs)))
+	if (!qemu_plugin_read_memory_vaddr(regs + REGS_IP_BYTES, vcpu->bytes, sizeof(saved)))
 		return;
-	memcpy(ip_cs, vcpu->bytes->data, sizeof(ip_cs));
-	if (ip_cs[1] == KERNEL_CS && !is_user_address(ip_cs[0]))
-		call_push(vcpu->stack, regs + REGS_IP_BYTES, ip_cs[0]);
+	memcpy(&saved, vcpu->bytes->data, sizeof(saved));
+	if (saved.cs == KERNEL_CS && !is_user_address(saved.ip) && saved.sp > regs &&
+	    saved.sp - regs < UINT64_C(1) << CALL_STACK_SHIFT)
+		call_push(vcpu->stack, regs + REGS_IP_BYTES, saved.ip);
 }
 
 static void on_call(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *argument)
