@@ -565,7 +565,7 @@ def _table_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
 
 
 def _timed_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
-    parts = []
+    parts = [np.zeros(0, TIMED_EVENT)]  # a log may have neither faults nor entries
     for kind, name in enumerate(TIMED_KINDS):
         if name not in layout.formats:
             continue

@@ -78,6 +78,15 @@ def test_faults_and_entries(tmp_path):
     assert entry["slot_pa"] == machine.slot(machine.pte(mm, 0), 5)
 
 
+def test_neither_faults_nor_entries_were_asked_for(session):
+    """As with --no-faults: then there are no formats of theirs."""
+    directory = session(steps=20) / "kernel"
+    for name in kernel_log.TIMED_KINDS:
+        (directory / "formats" / name).unlink(missing_ok=True)
+    log = read_kernel_log(directory)
+    assert len(log.tables) and not len(log.timed)
+
+
 def test_times(log):
     """Deltas, extended deltas, absolute times, their highest bits; padding ends the page."""
     start = (3 << 59) + 1000
