@@ -917,6 +917,13 @@ def _add_bench_fs(commands: _Commands[_Parser]) -> None:
         type=Path,
         help="write figures there, as SVG, in place of older ones (default: none)",
     )
+    parser.add_argument(
+        "--trace",
+        metavar="SESSION",
+        type=Path,
+        help="keep the testbed's recording there, of all processes, as ptat record does (default:"
+        " no process is traced, and nothing is kept)",
+    )
     _add_json(parser)
     parser.set_defaults(run=_bench_fs)
 
@@ -1013,7 +1020,7 @@ def _two_cpus(text: str) -> tuple[int, int]:
 
 
 def _planned(
-    arguments: argparse.Namespace, repeats: int
+    arguments: argparse.Namespace, repeats: int, trace: Path | None = None
 ) -> tuple[Mapping[str, FileSystem], Plan, AbstractContextManager[Place]]:
     """File systems, what to measure of them, and the place where."""
     from ptat_host.fs import operations, place, systems
@@ -1027,13 +1034,15 @@ def _planned(
         operations.find(name)
     opened: AbstractContextManager[Place]
     if arguments.device:
+        if trace:
+            raise UsageError("--trace is of the testbed", "use ptat record on this machine")
         where = f"this machine, {arguments.device}, CPUs {arguments.cpus}"
         opened = place.this_machine(arguments.device, arguments.format, arguments.cpus)
     else:
         if arguments.format:
             raise UsageError("--format without --device formats nothing", "add --device")
         where = f"testbed, {arguments.pmem} of emulated persistent memory"
-        opened = place.testbed(arguments.pmem)
+        opened = place.testbed(arguments.pmem, place.TRACED if trace else (), trace)
     plan = Plan(
         systems=arguments.systems,
         operations=arguments.operations,
@@ -1056,7 +1065,7 @@ def _bench_fs(arguments: argparse.Namespace) -> int:
 
     if arguments.plots:
         pagesize.need_plots()
-    known, plan, opened = _planned(arguments, arguments.repeats)
+    known, plan, opened = _planned(arguments, arguments.repeats, arguments.trace)
     done = Sweep.open(arguments.output, plan)
     if done.left:
         with opened as there, progress.bar() as show:

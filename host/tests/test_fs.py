@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ptat_host import cli
+from ptat_host import cli, perf_stat
 from ptat_host.fs import agent, operations, plots, procedure, report, systems
 from ptat_host.fs.place import CellFailed, Measured, this_machine
 from ptat_host.fs.procedure import Job
@@ -359,6 +360,7 @@ def test_figures_are_whole_files(tmp_path):
         (["--format", "/dev/null"], "--format without --device"),
         (["--device", "/dev/null", "--format", "/dev/null"], "is no block device"),
         (["--device", "/dev/null"], "would be lost"),
+        (["--device", "/dev/null", "--trace", "s"], "--trace is of the testbed"),
     ],
 )
 def test_command_line_that_makes_no_sense(tmp_path, capsys, arguments, message):
@@ -441,3 +443,23 @@ def test_command_shows_a_sweep_that_is_done(tmp_path, capsys):
     assert (directory / "results.parquet").exists()
     assert cli.main([*command, "--total", "2M"]) == 2
     assert "a sweep with other total_bytes" in capsys.readouterr().err
+
+
+def test_perf_counts_the_transfers_alone(workloads, tmp_path, monkeypatch):
+    """With events of the kernel's, as there may be no others here."""
+    if not shutil.which("perf") or os.geteuid():
+        pytest.skip("needs perf and root")
+    monkeypatch.setenv("PATH", f"{workloads}:{os.environ['PATH']}")
+    argv = ["fsbench", "--file", "4M", str(tmp_path / "f")]
+    job = Job(0, [], [], False, None, [], argv, 0, events="task-clock,page-faults")
+    done = procedure.Done()
+    steps = procedure._Steps(done, job.other_cpu)
+    try:
+        output = procedure._run_measured(job, argv, steps, done)
+    except PtatError as error:
+        pytest.skip(f"perf does not run here: {error}")
+    assert "op=write bytes=4194304" in output
+    (counted,) = perf_stat.read(done.perf, "perf")
+    faults, clock = counted.value("page-faults"), counted.value("task-clock")
+    # Starting a program takes dozens of faults; writing to a file, next to none.
+    assert faults is not None and clock is not None and faults < 20 and clock > 0

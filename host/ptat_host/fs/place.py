@@ -25,6 +25,8 @@ from ptat_parser.errors import PtatError
 
 AGENT = (sys.executable, "-m", "ptat_host.fs.agent")
 MODES = ("user", "kernel")
+TRACED = ("--children", "--faults", "--granularity", "8")
+"""Options of ptat record for a recording that is of use by itself."""
 TESTBED_DEVICE = Path("/dev/pmem0")
 SNAPSHOTS_FILE = "snapshots.jsonl"
 GENERIC_EVENTS = ("dTLB-loads", "dTLB-stores", "dTLB-load-misses", "dTLB-store-misses")
