@@ -78,9 +78,11 @@ def test_faults_and_entries(tmp_path):
     assert entry["slot_pa"] == machine.slot(machine.pte(mm, 0), 5)
 
 
-def test_neither_faults_nor_entries_were_asked_for(session):
+def test_neither_faults_nor_entries_were_asked_for(tmp_path):
     """As with --no-faults: then there are no formats of theirs."""
-    directory = session(steps=20) / "kernel"
+    machine = synthetic.Machine(granularity=64)
+    machine.exec()
+    directory = machine.write(tmp_path / "s") / "kernel"
     for name in kernel_log.TIMED_KINDS:
         (directory / "formats" / name).unlink(missing_ok=True)
     log = read_kernel_log(directory)
