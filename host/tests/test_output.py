@@ -303,6 +303,8 @@ def test_the_commands_are_these():
         "diff",
         "overhead",
         "pagesize",
+        "bench-fs",
+        "hunt",
         "validate",
         "check",
         "stat",

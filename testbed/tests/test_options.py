@@ -87,3 +87,14 @@ def test_bad_granularity():
         testbed.TestbedBoard().record(request(granularity_bytes=16))
     with pytest.raises(BoardError, match="--granularity 64"):
         BarBoard().record(request(granularity_bytes=64))
+
+
+def test_kernel_misses():
+    option = testbed.KERNEL_MISSES
+    assert [testbed.check_yes_or_no(o, option) for o in ({}, {option: "no"}, {option: "yes"})] == [
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(BoardError, match="--kernel-misses on: is neither yes nor no"):
+        testbed.check_yes_or_no({option: "on"}, option)
