@@ -51,12 +51,13 @@ AT_WORK = {
     "lockdep": "Lock dependency validator:",
     "DEBUG_VM_PGTABLE": "Validating architecture page table helpers",
 }
-# Kinds of bugs by LKDTM's name, and what reports them. The last leaves a lock behind.
+# Kinds of bugs by LKDTM's name, and what reports them. The second leaves a lock behind, and has to
+# come before KASAN's: whatever that reports turns lockdep off.
 PROVOKED = {
     "WARNING": "WARNING: ",
+    "SPINLOCKUP": "lock held when returning to user space",
     "READ_AFTER_FREE": "BUG: KASAN: ",
     "ARRAY_BOUNDS": "UBSAN: array-index-out-of-bounds",
-    "SPINLOCKUP": "lock held when returning to user space",
 }
 
 
