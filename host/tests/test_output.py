@@ -19,6 +19,7 @@ from reported import PAGES, damage, expect, make_session, write_summary
 
 from ptat_host import cli, console, report, script
 from ptat_host.cli import main
+from ptat_host.commands.misses import EXPORT_FORMATS
 from ptat_parser import Misses, Results, Trace, Validation
 from ptat_parser.export import FORMATS
 from ptat_parser.session import Session
@@ -252,7 +253,7 @@ def test_export_that_cannot_be(session, capsys, arguments, message):
 
 
 def test_every_export_format_is_offered():
-    assert list(cli.EXPORT_FORMATS) == list(FORMATS)
+    assert list(EXPORT_FORMATS) == list(FORMATS)
 
 
 def test_newest_session_is_the_default(session, capsys):

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat overhead``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from ptat_host.commands.common import (
+    Commands,
+    Parser,
+    add_command,
+    add_json,
+    add_session,
+    load_results,
+    positive_number,
+)
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Add it to the commands."""
+    parser = add_command(commands, "overhead", "estimate what recording costs on real hardware")
+    add_session(parser)
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        type=positive_number,
+        help="time of an untraced run there, for the slowdown (default: none, only the time added)",
+    )
+    for name, about, default in (
+        ("uncached", "a read of memory that no cache may keep", 100.0),
+        ("cached", "a read of an entry by an untraced walk", 10.0),
+        ("store", "an uncached store", 100.0),
+        ("trap", "a page fault that counts a miss, as BadgerTrap's", 350.0),
+    ):
+        parser.add_argument(
+            f"--{name}-ns",
+            metavar="NS",
+            type=positive_number,
+            default=default,
+            help=f"{about} (default: {default:g})",
+        )
+    add_json(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, overhead
+
+    costs = overhead.Costs(
+        arguments.uncached_ns, arguments.cached_ns, arguments.store_ns, arguments.trap_ns
+    )
+    totals = load_results(arguments).summary["totals"]
+    found = overhead.estimate(totals, costs, arguments.seconds)
+    if arguments.json:
+        print(json.dumps(found.as_dict() | {"costs": asdict(costs)}))
+    else:
+        console.show(overhead.render(found, costs))
+    return 0

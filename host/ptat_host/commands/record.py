@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat record``, and the options of a recording."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ptat_host import boards
+from ptat_host.boards.base import (
+    Board,
+    BoardError,
+    RecordRequest,
+    RecordResult,
+    ReplayingBoard,
+)
+from ptat_host.commands.common import SESSIONS, Commands, Parser, UsageError, add_command
+from ptat_host.sizes import format_size, parse_size
+
+_BOARD_OPTION = "board option "
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Add it to the commands."""
+    parser = add_command(commands, "record", "run a command and trace its TLB misses")
+    parser.usage = "ptat record [OPTIONS] [--] CMD [ARG…]"
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=Path,
+        help=f"session directory, new or empty (default: {SESSIONS}/<UTC time>-<CMD>)",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if anything was lost on the way to the disk (default: only say it)",
+    )
+    parser.add_argument(
+        "--archive",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compress the capture when the recording has ended (default: --archive)",
+    )
+    add_recording(parser)
+    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
+    parser.set_defaults(run=_run)
+
+
+def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Options of what is to be recorded, and how."""
+    others = len(parser._actions)
+    add_board(parser)
+    parser.add_argument(
+        "--children",
+        action="store_true",
+        help="trace the processes that CMD forks, too (default: only CMD)",
+    )
+    parser.add_argument(
+        "--levels",
+        choices=("pte", "pte+pmd"),
+        default="pte+pmd",
+        help="page tables that the trace sees: pte is 4 KiB pages only (default: pte+pmd)",
+    )
+    parser.add_argument(
+        "--granularity",
+        type=int,
+        choices=(8, 32, 64),
+        help="bytes that one bus address stands for (default: the board's, 64 on DDR)",
+    )
+    parser.add_argument(
+        "--region",
+        metavar="SIZE",
+        help="memory for the traced page tables; 1/512 of what CMD touches, and more if it is"
+        " sparse (default: the board's)",
+    )
+    parser.add_argument(
+        "--entries",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="log each 4 KiB entry that the kernel sets or clears (default: --no-entries)",
+    )
+    parser.add_argument(
+        "--faults",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="log page faults (default: --faults)",
+    )
+    parser.add_argument(
+        "--maps",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="record what is mapped where, for the report's objects (default: --maps)",
+    )
+    parser.add_argument(
+        "--heap",
+        metavar="SIZE",
+        help="preload a library into CMD that records which calls led to the memory it asks for,"
+        " pieces of at least SIZE (default: no)",
+    )
+    add_board_options(parser)
+    return parser._actions[others:]
+
+
+def add_board(parser: argparse.ArgumentParser) -> None:
+    """The option --board."""
+    parser.add_argument(
+        "--board",
+        metavar="BOARD",
+        action="append",
+        help=f"{', '.join(boards.names())}; some with an address: usb:SERIAL, udp:HOST:PORT,"
+        " file:DIR; again for the board of each further memory channel"
+        f" (default: {boards.DEFAULT})",
+    )
+
+
+def chosen_board(arguments: argparse.Namespace) -> Board:
+    """The board that was named."""
+    return boards.load_all(arguments.board or [boards.DEFAULT])
+
+
+def add_board_options(parser: argparse.ArgumentParser) -> None:
+    """The options of all boards; which of them the chosen one has is seen when it is known."""
+    known: dict[str, dict[str, list[str]]] = {}
+    for name in boards.names():
+        try:
+            options = boards.load(name).options
+        except BoardError:
+            continue  # whoever chooses it is told
+        for option, about in options.items():
+            default = f" (default: {about.default})" if about.default is not None else ""
+            known.setdefault(option, {}).setdefault(about.help + default, []).append(name)
+    group = parser.add_argument_group("options of boards")
+    for option, texts in known.items():
+        group.add_argument(
+            f"--{option}",
+            metavar="VALUE",
+            dest=_BOARD_OPTION + option,
+            help="; ".join(f"{', '.join(names)}: {text}" for text, names in texts.items()),
+        )
+
+
+def board_options(arguments: argparse.Namespace, board: Board) -> Mapping[str, str]:
+    """What was given of the board's own options."""
+    given = {
+        key.removeprefix(_BOARD_OPTION): value
+        for key, value in vars(arguments).items()
+        if key.startswith(_BOARD_OPTION) and value is not None
+    }
+    for option in given:
+        if option not in board.options:
+            raise UsageError(
+                f"board {board.name} has no option --{option}",
+                f"it has: {' '.join(f'--{known}' for known in board.options) or 'none'}",
+            )
+    return given
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command = arguments.command[arguments.command[:1] == ["--"] :]
+    board = chosen_board(arguments)
+    if isinstance(board, ReplayingBoard):
+        if command:
+            raise UsageError(f"{board.name} replays, it runs nothing", "leave the command out")
+        command = board.argv
+    if not command:
+        raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
+    request = record_request(arguments, board, command)
+    session = new_session(arguments.output, command)
+    result = record_one(board, request, session, archive=arguments.archive)
+    return recorded(session, result, arguments.strict)
+
+
+def record_request(
+    arguments: argparse.Namespace, board: Board, command: Sequence[str]
+) -> RecordRequest:
+    """What was asked for, without a session directory yet."""
+    options = board_options(arguments, board)
+    region_bytes = parse_size(arguments.region, "--region") if arguments.region else None
+    heap_bytes = parse_size(arguments.heap, "--heap") if arguments.heap else None
+    if heap_bytes is not None and not arguments.maps:
+        raise UsageError("--heap without mappings says nothing", "leave --no-maps out")
+    return RecordRequest(
+        argv=command,
+        session_dir=Path(),
+        cwd=Path.cwd(),
+        env=dict(os.environ),
+        children=arguments.children,
+        levels=arguments.levels,
+        granularity_bytes=arguments.granularity,
+        entries=arguments.entries,
+        faults=arguments.faults,
+        maps=arguments.maps,
+        heap_bytes=heap_bytes,
+        region_bytes=region_bytes,
+        options=options,
+    )
+
+
+def new_session(output: Path | None, command: Sequence[str]) -> Path:
+    """The directory of a new session."""
+    from ptat_host import record
+
+    return record.given_session(output) if output else record.new_session(SESSIONS, command)
+
+
+def record_one(
+    board: Board, request: RecordRequest, session: Path, *, archive: bool = True
+) -> RecordResult:
+    """Record into a session of one board or several."""
+    from ptat_host import record
+
+    request = replace(request, session_dir=session.resolve())
+    return record.record(board, request, archive=archive)
+
+
+def recorded(session: Path, result: RecordResult, strict: bool) -> int:
+    """Say how a recording ended; the exit status."""
+    size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
+    if result.lost:
+        print(f"ptat: {session}: lost {result.lost}", file=sys.stderr)
+    if result.complete:
+        status = result.exit_status or 0
+        if strict and result.lost:
+            status = 1
+        ended = f"; the command ended with {status}" if status else ""
+        print(f"ptat: recorded {session} ({size}){ended}", file=sys.stderr)
+        return status
+    print(f"ptat: {session} ({size}) is incomplete: {result.reason}", file=sys.stderr)
+    return 130 if result.interrupted else 2

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat report``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+
+from ptat_host.commands.common import (
+    Commands,
+    Parser,
+    UsageError,
+    add_command,
+    add_json,
+    add_session,
+    load_results,
+    positive_int,
+    session_of,
+    text_of,
+)
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Add it to the commands."""
+    parser = add_command(commands, "report", "summarise a session")
+    add_session(parser)
+    add_json(parser)
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=positive_int,
+        default=10,
+        help="hottest pages, objects, functions to list (default: 10)",
+    )
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write the report with charts, as one page for any browser (default: text to stdout)",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with 1 if anything is lost, untraced or unexplained (default: with 0)",
+    )
+    kernel = parser.add_argument_group("misses of kernel code")
+    kernel.add_argument(
+        "--kernel",
+        action="store_true",
+        help="show them by function and call chain, of a session that was recorded with"
+        " --kernel-misses yes (default: what the trace shows)",
+    )
+    kernel.add_argument(
+        "--read",
+        metavar="FILE",
+        help="with --kernel: show what perf script printed of perf record -g -e dTLB-load-misses;"
+        " - is stdin (default: a session)",
+    )
+    kernel.add_argument(
+        "--all",
+        action="store_true",
+        help="with --kernel: also of processes that are not traced (default: only of those that"
+        " are)",
+    )
+    kernel.add_argument(
+        "--folded",
+        metavar="FILE",
+        type=Path,
+        help="with --kernel: also write folded stacks, for flame graphs (default: no)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, html, report
+
+    if arguments.kernel:
+        return _report_kernel(arguments)
+    for option in ("read", "all", "folded"):
+        if getattr(arguments, option):
+            raise UsageError(f"--{option} is of kernel code's misses", "add --kernel")
+    if arguments.html and arguments.json:
+        raise UsageError("--html and --json are two reports", "ask for one of them")
+    results = load_results(arguments)
+    content = report.summarise(results, arguments.top, objects=not arguments.html)
+    if arguments.html:
+        html.write(results, arguments.html)
+        print(f"ptat: wrote {arguments.html}", file=sys.stderr)
+    elif arguments.json:
+        print(json.dumps(content))
+    else:
+        console.show(report.render(content))
+    return 1 if arguments.strict and not report.is_whole(content) else 0
+
+
+def _report_kernel(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, kernel_misses, perf_script
+
+    if arguments.html:
+        raise UsageError("--kernel has no HTML report", "leave --html out, or take --folded")
+    if arguments.read is None:
+        profile = kernel_misses.of_session(session_of(arguments), everyone=arguments.all)
+    elif arguments.session or arguments.all:
+        raise UsageError("--read shows no session", "leave DIR and --all out")
+    else:
+        text = io.StringIO(text_of(arguments.read), newline="\n")
+        profile = perf_script.read(text, arguments.read)
+    if arguments.folded:
+        with arguments.folded.open("w") as file:
+            kernel_misses.write_folded(profile, file)
+    content = kernel_misses.summarise(profile, arguments.top)
+    if arguments.json:
+        print(json.dumps(content))
+    else:
+        console.show(kernel_misses.render(content))
+    return 1 if arguments.strict and content["problems"] else 0

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat stat``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ptat_host.commands.common import Commands, Parser, UsageError, add_command, add_json, text_of
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Add it to the commands."""
+    parser = add_command(
+        commands, "stat", "count TLB misses and page walks with the CPU's own counters"
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--read",
+        metavar="FILE",
+        help="explain what perf stat printed: text, -x or -j; - is stdin (default: run CMD)",
+    )
+    source.add_argument(
+        "--session",
+        metavar="DIR",
+        type=Path,
+        help="show the counters of a session of the testbed (default: run CMD)",
+    )
+    parser.add_argument(
+        "--cpu",
+        metavar="CPU",
+        help="name or vendor-family-model of the CPU (default: this machine's; with --read, by the"
+        " events' names)",
+    )
+    add_json(parser)
+    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, perf_stat, pmu, stat
+
+    command = arguments.command[arguments.command[:1] == ["--"] :]
+    given = arguments.read is not None or arguments.session is not None
+    if bool(command) == given:
+        raise UsageError(
+            "nothing to count" if not given else "--read and --session run nothing",
+            "ptat stat -- CMD [ARG…], or ptat stat --read FILE, or ptat stat --session DIR",
+        )
+    cpu = None
+    if arguments.cpu is not None:
+        cpu = pmu.find(arguments.cpu)
+        if cpu is None:
+            known = ", ".join(one.name for one in pmu.CPUS)
+            raise UsageError(f"no table of events for the CPU {arguments.cpu!r}", f"known: {known}")
+    status = 0
+    if arguments.read is not None:
+        stats = perf_stat.read(text_of(arguments.read), arguments.read)
+    elif arguments.session is not None:
+        stats = [stat.of_session(arguments.session)]
+    else:
+        cpu = cpu or pmu.find(pmu.this_machine()) or stat.GENERIC
+        counted, status = stat.run(command, cpu)
+        stats = [counted]
+    for one in stats:
+        if arguments.json:
+            print(json.dumps(stat.as_dict(one, cpu)))
+        else:
+            console.show(stat.render(one, cpu))
+    return status

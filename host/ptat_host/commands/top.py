@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat top``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from ptat_host.commands.common import (
+    Commands,
+    Parser,
+    add_command,
+    add_session,
+    positive_int,
+    positive_number,
+    session_of,
+)
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Add it to the commands."""
+    parser = add_command(commands, "top", "show what misses while it is being recorded")
+    add_session(parser)
+    parser.add_argument(
+        "--interval",
+        metavar="S",
+        type=positive_number,
+        default=1.0,
+        help="seconds between two looks (default: 1)",
+    )
+    parser.add_argument(
+        "--top",
+        metavar="N",
+        type=positive_int,
+        default=10,
+        help="processes and objects to list (default: 10)",
+    )
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="look once, over all that is recorded so far (default: until the recording ends)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object for each look, a line each (default: text for people)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ptat_host import console, top
+
+    follower = top.Follower(session_of(arguments), arguments.top)
+    if not arguments.once:
+        top.show(follower, arguments.interval, as_json=arguments.json)
+    elif arguments.json:
+        print(json.dumps(follower.view().as_dict()))
+    else:
+        console.show(top.render(follower.view()))
+    return 0

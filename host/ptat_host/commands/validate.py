@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``ptat validate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ptat_host.boards.base import (
+    ReplayingBoard,
+)
+from ptat_host.commands.common import (
+    Commands,
+    Parser,
+    UsageError,
+    add_command,
+    add_json,
+    newest_session,
+    positive_int,
+    positive_number,
+    session_location,
+    text_of,
+)
+from ptat_host.commands.record import (
+    add_recording,
+    chosen_board,
+    new_session,
+    record_one,
+    record_request,
+    recorded,
+)
+from ptat_parser.errors import PtatError
+
+
+def add(commands: Commands[Parser]) -> None:
+    """Add it to the commands."""
+    parser = add_command(
+        commands, "validate", "hold the trace against the truth and the counters; 1 if not exact"
+    )
+    parser.usage = (
+        "ptat validate [OPTIONS] [DIR…]\n       ptat validate --repeat N [OPTIONS] -- CMD [ARG…]"
+    )
+    parser.add_argument(
+        "what",
+        metavar="DIR",
+        nargs="*",
+        help="session directory (default: the newest in ptat-sessions/); several are taken for"
+        " repeats of one run; with --repeat the command to run",
+    )
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=positive_int,
+        help="record CMD so many times, with the options of ptat record below, and compare the"
+        " runs (default: look at DIR)",
+    )
+    parser.add_argument(
+        "--tolerance",
+        metavar="PERCENT",
+        type=positive_number,
+        default=1.0,
+        help="how far counts may be from the counters' (default: 1)",
+    )
+    parser.add_argument(
+        "--counters",
+        metavar="FILE",
+        help="what perf stat printed of the same run, to compare with, too (default: only what the"
+        " session has)",
+    )
+    add_json(parser)
+    recording = add_recording(parser)
+    parser.set_defaults(run=lambda arguments: _run(arguments, recording))
+
+
+def _run(arguments: argparse.Namespace, recording: Sequence[argparse.Action]) -> int:
+    from ptat_host import console, perf_stat, progress, validate
+    from ptat_parser import load
+    from ptat_parser import validate as compare
+
+    if arguments.repeat:
+        if arguments.counters:
+            raise UsageError("--counters are those of one run", "leave --repeat out")
+        sessions = _repeat(arguments)
+    else:
+        _refuse_given(arguments, recording, "--repeat")
+        sessions = [session_location(name) for name in arguments.what] or [newest_session()]
+        if arguments.counters and len(sessions) > 1:
+            raise UsageError("--counters are those of one run", "name one session")
+    counters = None
+    if arguments.counters:
+        counters = perf_stat.read(text_of(arguments.counters), arguments.counters)[0], None
+    results, checked = [], []
+    for session in sessions:
+        with progress.bar() as show:
+            results.append(load(session, progress=show))
+        with progress.bar() as show:
+            found = compare(results[-1], progress=show)
+        checked.append(validate.check(results[-1], found, arguments.tolerance / 100, counters))
+    ok = all(one.ok for one in checked)
+    if len(checked) == 1:
+        if arguments.json:
+            print(json.dumps(checked[0].as_dict()))
+        else:
+            console.show(validate.render(checked[0]))
+        return 0 if ok else 1
+    spreads = validate.repeats(checked, results)
+    if arguments.json:
+        runs = [one.as_dict() for one in checked]
+        print(json.dumps({"ok": ok, "runs": runs, "spreads": [one.as_dict() for one in spreads]}))
+    else:
+        console.show(validate.render_repeats(checked, spreads))
+    return 0 if ok else 1
+
+
+def _repeat(arguments: argparse.Namespace) -> list[Path]:
+    """Record so many times as were asked for."""
+    if not arguments.what:
+        raise UsageError("nothing to run", "ptat validate --repeat N [OPTIONS] -- CMD [ARG…]")
+    board = chosen_board(arguments)
+    if isinstance(board, ReplayingBoard):
+        raise UsageError(f"{board.name} replays, it runs nothing", "choose another --board")
+    request = record_request(arguments, board, arguments.what)
+    sessions = []
+    for _ in range(arguments.repeat):
+        session = new_session(None, arguments.what)
+        result = record_one(board, request, session)
+        recorded(session, result, strict=False)
+        if not result.complete:
+            raise PtatError(f"{session} is incomplete: no more runs are made", "see above why")
+        sessions.append(session)
+    return sessions
+
+
+def _refuse_given(
+    arguments: argparse.Namespace, options: Sequence[argparse.Action], needed: str
+) -> None:
+    """Options that would be ignored without another are a mistake."""
+    for option in options:
+        if getattr(arguments, option.dest) != option.default:
+            raise UsageError(
+                f"{option.option_strings[0]} says how to record", f"add {needed}, or leave it out"
+            )
