@@ -114,6 +114,7 @@ test-suite: docs man
 docs: .venv/docs-ready packages-browser
 	rm -rf docs/notebooks/session/results
 	$(PYTHON) docs/screenshots.py docs/_build/generated
+	$(PYTHON) docs/figures.py docs/_build/generated/studies
 	.venv/bin/sphinx-build --quiet --fail-on-warning --fresh-env \
 		--doctree-dir docs/_build/doctrees docs docs/_build/html
 
