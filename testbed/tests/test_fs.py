@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """File systems on the guest's emulated persistent memory."""
 
+import re
 import subprocess
 import sys
 
@@ -97,6 +98,14 @@ def test_cells(tmp_path):
             runner.run(Cell("ext4", "write", 512 << 20, 4096))
         # And the place is as it was.
         assert runner.run(Cell("tmpfs", "read", 1 << 20, 4096)).value("bytes") == 1 << 20
+
+
+@pytest.mark.guest
+def test_the_journal_has_a_cpu_of_its_own():
+    with place.testbed("256M", cpus=(0, 1)) as there:
+        figures = Runner(there, systems.read()).run(Cell("ext4", "write", 1 << 20, 64 << 10))
+    assert figures.value("bytes") == 1 << 20
+    assert any(re.fullmatch(r"jbd2/pmem0\S* to CPU 1", str(s["step"])) for s in figures.steps)
 
 
 def test_persistent_memory_is_the_end_of_all():

@@ -142,8 +142,8 @@ def add_place(parser: argparse.ArgumentParser) -> None:
         "--cpus",
         metavar="N,M",
         type=_two_cpus,
-        default=(2, 8),
-        help="of this machine, for what is measured and for all else (default: 2,8)",
+        help="for what is measured and for all else; the testbed's guest has as many as that takes"
+        " (default: 0,0 in the testbed, 2,8 on this machine)",
     )
 
 
@@ -171,13 +171,17 @@ def planned_sweep(
     if arguments.device:
         if trace:
             raise UsageError("--trace is of the testbed", "use ptat record on this machine")
-        where = f"this machine, {arguments.device}, CPUs {arguments.cpus}"
-        opened = place.this_machine(arguments.device, arguments.format, arguments.cpus)
+        cpus = arguments.cpus or place.CPUS_OF_MACHINE
+        where = f"this machine, {arguments.device}, CPUs {cpus}"
+        opened = place.this_machine(arguments.device, arguments.format, cpus)
     else:
         if arguments.format:
             raise UsageError("--format without --device formats nothing", "add --device")
+        cpus = arguments.cpus or (0, 0)
         where = f"testbed, {arguments.pmem} of emulated persistent memory"
-        opened = place.testbed(arguments.pmem, place.TRACED if trace else (), trace)
+        if max(cpus):
+            where += f", CPUs {cpus}"
+        opened = place.testbed(arguments.pmem, place.TRACED if trace else (), trace, cpus)
     plan = Plan(
         systems=arguments.systems,
         operations=arguments.operations,

@@ -28,6 +28,8 @@ MODES = ("user", "kernel")
 TRACED = ("--children", "--faults", "--granularity", "8")
 """Options of ptat record for a recording that is of use by itself."""
 TESTBED_DEVICE = Path("/dev/pmem0")
+CPUS_OF_MACHINE = (2, 8)
+"""As in the notes whose steps `procedure` takes: the program on core 2, jbd2 on core 8."""
 SNAPSHOTS_FILE = "snapshots.jsonl"
 GENERIC_EVENTS = ("dTLB-loads", "dTLB-stores", "dTLB-load-misses", "dTLB-store-misses")
 """Of the thesis's seventeen, those that are no part of a metric."""
@@ -186,12 +188,14 @@ def testbed(
     pmem: str = "512M",
     options: Sequence[str] = (),
     session: Path | None = None,
+    cpus: tuple[int, int] = (0, 0),
 ) -> Iterator[Place]:
     """The testbed's guest with emulated persistent memory, booted once for all jobs.
 
     :param pmem: its size.
     :param options: more of ``ptat record``, such as ``--tlb zen4`` or ``--kernel-misses yes``.
     :param session: directory for the recording, new or empty; None: it is not kept.
+    :param cpus: for what is measured, and for all else.
     """
     with contextlib.ExitStack() as stack:
         if session is None:
@@ -199,10 +203,11 @@ def testbed(
         command = [
             *(sys.executable, "-m", "ptat_host.cli", "record", "--board", "testbed"),
             *("--output", str(session), "--pmem", pmem, "--snapshots", "yes"),
-            *("--no-maps", "--no-faults", "--no-archive", *options, "--", *AGENT),
+            *("--cpus", str(max(cpus) + 1), "--no-maps", "--no-faults", "--no-archive"),
+            *(*options, "--", *AGENT),
         ]
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-        place = Place(command, TESTBED_DEVICE, session, None, (0, 0), errors)
+        place = Place(command, TESTBED_DEVICE, session, None, cpus, errors)
         stack.callback(place.close)
         yield place
 

@@ -242,8 +242,7 @@ def _measure(job: Job, steps: _Steps, undo: contextlib.ExitStack, done: Done) ->
             _check_dax(directory)
     _check_space(directory, job.needs_bytes)
     if job.device is not None and len(_online()) > 1:
-        with steps.step(f"the journal's thread to CPU {job.other_cpu}"):
-            _pin_journal(Path(job.device).resolve().name, job.other_cpu)
+        _pin_journal(Path(job.device).resolve().name, job.other_cpu, steps)
     if job.prepare:
         steps.command(_filled(job.prepare, place))
     _use_governor(steps, undo)
@@ -312,11 +311,13 @@ def _check_space(directory: Path, needs_bytes: int) -> None:
         )
 
 
-def _pin_journal(device: str, cpu: int) -> None:
+def _pin_journal(device: str, cpu: int, steps: _Steps) -> None:
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):  # it has ended
-            if comm.read_text().startswith(f"jbd2/{device}"):
-                os.sched_setaffinity(int(comm.parent.name), {cpu})
+            name = comm.read_text().strip()
+            if name.startswith(f"jbd2/{device}"):
+                with steps.step(f"{name} to CPU {cpu}"):
+                    os.sched_setaffinity(int(comm.parent.name), {cpu})
 
 
 def _use_governor(steps: _Steps, undo: contextlib.ExitStack) -> None:
