@@ -50,6 +50,7 @@ def read(lines: Iterator[str], source: str) -> Profile:
     profile.others_are = "samples of user code"
     events: list[str] = []
     strange: dict[str, int] = {}
+    somewhere = nowhere = 0
     for sample in _samples(lines, source):
         event = _plain(sample.event)
         if not _TLB.search(event):
@@ -58,10 +59,9 @@ def read(lines: Iterator[str], source: str) -> Profile:
         if event not in events:
             events.append(event)
         if not sample.frames:
-            raise BadInput(
-                f"{source}: line {sample.line}: a sample without an instruction",
-                "let perf script print ip, sym and dso, as it does without -F",
-            )
+            nowhere += 1
+            continue
+        somewhere += 1
         if not _is_kernel(sample.frames[0][0]):
             profile.others += 1
             continue
@@ -69,6 +69,13 @@ def read(lines: Iterator[str], source: str) -> Profile:
     if not events:
         others = f"; there are: {', '.join(strange)}" if strange else ""
         raise BadInput(f"{source}: no sample of a TLB event{others}", _HINT)
+    if not somewhere:
+        raise BadInput(
+            f"{source}: no sample has an instruction",
+            "let perf script print ip, sym and dso, as it does without -F",
+        )
+    if nowhere:
+        profile.problems.append(f"{nowhere:,} samples without an instruction are left out")
     for event, samples in strange.items():
         profile.problems.append(f"{samples:,} samples of {event} are left out")
     profile.events = tuple(events)

@@ -129,6 +129,14 @@ def test_samples_without_a_period_count_once():
     assert read(line * 3) == {(("vfs_write",), "dTLB-load-misses"): 3}
 
 
+def test_samples_without_an_instruction_are_left_out_and_told():
+    """As perf prints one whose stack it could not read."""
+    text = "gups 42 5.1: 7 dTLB-load-misses: \n\n" + GRAPH.read_text()
+    profile = perf_script.read(iter(text.splitlines(keepends=True)), "text")
+    assert profile.misses == perf_script.read(iter(GRAPH.open()), "text").misses
+    assert "1 samples without an instruction are left out" in profile.problems
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -137,7 +145,7 @@ def test_samples_without_a_period_count_once():
         ("", "no sample of a TLB event"),
         ("hello\n", "line 1: not a sample"),
         ("gups 42 5.1: 7 cycles: ffffffff81000010 f+0x10 ([k])\n", "there are: cycles"),
-        ("gups 42 5.1: 7 dTLB-load-misses:\n\n", "line 1: a sample without an instruction"),
+        ("gups 42 5.1: 7 dTLB-load-misses:\n\n", "no sample has an instruction"),
         ("gups 42 5.1: 7 dTLB-load-misses:\n\tvfs_write\n\n", "line 2: not a frame"),
     ],
 )
