@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from reported import change, expect, make_session, page_row, process
 
-from ptat_host import tlb
+import ptat_parser
+from ptat_host import hugepages, tlb
 from ptat_host.cli import main
 from ptat_host.tlb import MODELS, Array, Pages
+from ptat_parser import Trace
 from ptat_parser.errors import PtatError
 
 PRESETS = Path(__file__).parents[2] / "testbed" / "plugin" / "presets.c"
@@ -116,6 +118,14 @@ def test_an_array_in_huge_pages(session, capsys):
     assert one["predicted_most"] == 4 + 4 * 2
     assert (one["total_least"], one["total_most"]) == (4 + 100, 12 + 200)
     assert one["saved_most"] == 1 - 104 / 4296
+
+
+@pytest.mark.parametrize(("faults", "left"), [(0, 50), (20, 30), (45, 20)])
+def test_others_miss_less_by_the_faults_that_are_spared(session, faults, left):
+    """Half of their 100 misses stay by the replays, and never fewer than the replay counts."""
+    replays = hugepages._Replays(Trace(ptat_parser.load(session)), MODELS["skylake"])
+    replays.before, replays.recorded = np.array([10, 40]), np.array([10, 100])
+    assert replays.others(np.array([1, 20]), np.array([True, False]), faults) == left
 
 
 def test_pages_of_1_gib(session, capsys):
