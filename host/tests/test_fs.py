@@ -368,6 +368,14 @@ def test_command_line_that_makes_no_sense(tmp_path, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_a_refused_device_leaves_no_directory(tmp_path, capsys):
+    out = tmp_path / "s"
+    device = ["--device", "/dev/null", "--format", "/dev/null"]
+    assert cli.main(["bench-fs", "-o", str(out), *device]) == 2
+    assert "is no block device" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_killed_agent_is_an_error_that_says_how_to_go_on(tmp_path):
     from ptat_host.fs.place import Place
 

@@ -223,13 +223,11 @@ class Sweep:
         :raises PtatError: another plan was begun there, or the directory holds other things.
         """
         plan_path = directory / PLAN_FILE
-        wanted = json.loads(json.dumps(asdict(plan)))
         if not plan_path.exists():
             if directory.exists() and any(directory.iterdir()):
                 raise PtatError(f"{directory} is not empty", "name another directory")
-            directory.mkdir(parents=True, exist_ok=True)
-            write_whole(plan_path, (json.dumps(wanted, indent=1) + "\n").encode())
             return cls(directory, plan)
+        wanted = json.loads(json.dumps(asdict(plan)))
         try:
             found = json.loads(plan_path.read_text())
         except ValueError:
@@ -266,7 +264,10 @@ class Sweep:
         :param cells: which of those that are left, and in which order; None: all.
         """
         total = len(self.plan.cells())
-        path = self.directory / CELLS_FILE
+        plan_path, path = self.directory / PLAN_FILE, self.directory / CELLS_FILE
+        if not plan_path.exists():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_whole(plan_path, (json.dumps(asdict(self.plan), indent=1) + "\n").encode())
         _drop_partial_line(path)
         with path.open("ab") as file:
             for cell in self.left if cells is None else cells:
