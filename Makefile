@@ -107,8 +107,8 @@ test-suite: docs man
 	$(PYTHON) -m pytest
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 	$(PYTHON) -m ptat_testbed.sim_soc
-	rm -rf studies-small
-	$(PYTHON) -m ptat_testbed.studies_small
+	rm -rf docs/_build/studies-small
+	$(PYTHON) -m ptat_testbed.studies_small --output docs/_build/studies-small
 
 # With notebooks run anew, and pictures of the report of today; a warning fails the build.
 docs: .venv/docs-ready packages-browser
