@@ -361,6 +361,7 @@ def test_figures_are_whole_files(tmp_path):
         (["--device", "/dev/null", "--format", "/dev/null"], "is no block device"),
         (["--device", "/dev/null"], "would be lost"),
         (["--device", "/dev/null", "--trace", "s"], "--trace is of the testbed"),
+        (["--device", "/dev/null", "--pmem", "1G"], "--pmem is of the testbed"),
     ],
 )
 def test_command_line_that_makes_no_sense(tmp_path, capsys, arguments, message):

@@ -23,6 +23,8 @@ VERSION = 1
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 Frequency = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 
+SNAPSHOTS_FILE = "snapshots.jsonl"
+"""What the testbed counted, each time a program asked."""
 DESCRIPTION_BYTES_MAX = 16 << 20
 REGION_BYTES_MAX = 64 << 30
 """Page tables of 32 TiB; what is kept of each page of a region grows with it."""

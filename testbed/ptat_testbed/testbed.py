@@ -20,6 +20,7 @@ from ptat_host.boards.base import (
 )
 from ptat_parser import access_log, kernel_misses
 from ptat_parser.errors import PtatError
+from ptat_parser.session import SNAPSHOTS_FILE
 from ptat_testbed import build, gateware_bus, run, sizes
 from ptat_testbed.gateware_bus import GatewareBus
 from ptat_testbed.progress import progress
@@ -37,7 +38,6 @@ TICK_HZ = 1_000_000_000
 KERNEL_MISSES = "kernel-misses"
 SOC_BUS = "soc"
 BUSES = ("model", "gateware", SOC_BUS)
-SNAPSHOTS_FILE = "snapshots.jsonl"
 NO_BYTE_STRINGS = "erms=off,fsrm=off"
 """Else the kernel copies with `rep movsb`, which QEMU executes, and counts, byte by byte."""
 READS = 8

@@ -122,7 +122,6 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pmem",
         metavar="SIZE",
-        default="512M",
         help="emulated persistent memory of the testbed (default: 512M)",
     )
     parser.add_argument(
@@ -171,6 +170,8 @@ def planned_sweep(
     if arguments.device:
         if trace:
             raise UsageError("--trace is of the testbed", "use ptat record on this machine")
+        if arguments.pmem:
+            raise UsageError("--pmem is of the testbed", "leave it or --device out")
         cpus = arguments.cpus or place.CPUS_OF_MACHINE
         where = f"this machine, {arguments.device}, CPUs {cpus}"
         opened = place.this_machine(arguments.device, arguments.format, cpus)
@@ -178,10 +179,11 @@ def planned_sweep(
         if arguments.format:
             raise UsageError("--format without --device formats nothing", "add --device")
         cpus = arguments.cpus or (0, 0)
-        where = f"testbed, {arguments.pmem} of emulated persistent memory"
+        pmem = arguments.pmem or place.PMEM
+        where = f"testbed, {pmem} of emulated persistent memory"
         if max(cpus):
             where += f", CPUs {cpus}"
-        opened = place.testbed(arguments.pmem, place.TRACED if trace else (), trace, cpus)
+        opened = place.testbed(pmem, place.TRACED if trace else (), trace, cpus)
     plan = Plan(
         systems=arguments.systems,
         operations=arguments.operations,

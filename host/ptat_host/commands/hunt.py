@@ -59,6 +59,7 @@ def add(commands: Commands[Parser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from ptat_host import console, hunt, progress
+    from ptat_host.fs import place
     from ptat_host.fs.sweep import Runner, Sweep
 
     known, plan, opened = planned_sweep(arguments, repeats=1)
@@ -72,7 +73,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.device or not bad:
         worst = [hunt.Worst(one) for one in bad]
     else:
-        worst = hunt.name_functions(bad, known, plan.total_bytes, arguments.pmem)
+        pmem = arguments.pmem or place.PMEM
+        worst = hunt.name_functions(bad, known, plan.total_bytes, pmem)
     content = hunt.as_dict(found, worst)
     if arguments.json:
         print(json.dumps(content))

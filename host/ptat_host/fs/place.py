@@ -22,15 +22,16 @@ from ptat_host import perf_stat, pmu
 from ptat_host.fs.procedure import Done, Job, check_device
 from ptat_host.perf_stat import Count, Stat
 from ptat_parser.errors import PtatError
+from ptat_parser.session import SNAPSHOTS_FILE
 
 AGENT = (sys.executable, "-m", "ptat_host.fs.agent")
 MODES = ("user", "kernel")
 TRACED = ("--children", "--faults", "--granularity", "8")
 """Options of ptat record for a recording that is of use by itself."""
 TESTBED_DEVICE = Path("/dev/pmem0")
+PMEM = "512M"
 CPUS_OF_MACHINE = (2, 8)
 """As in the notes whose steps `procedure` takes: the program on core 2, jbd2 on core 8."""
-SNAPSHOTS_FILE = "snapshots.jsonl"
 GENERIC_EVENTS = ("dTLB-loads", "dTLB-stores", "dTLB-load-misses", "dTLB-store-misses")
 """Of the thesis's seventeen, those that are no part of a metric."""
 WORKLOADS = Path(__file__).resolve().parents[2] / "workloads"
@@ -185,7 +186,7 @@ def _events(cpu: pmu.Cpu | None) -> list[str]:
 
 @contextlib.contextmanager
 def testbed(
-    pmem: str = "512M",
+    pmem: str = PMEM,
     options: Sequence[str] = (),
     session: Path | None = None,
     cpus: tuple[int, int] = (0, 0),
