@@ -22,10 +22,15 @@ def _end(number: int, _: FrameType | None) -> Never:
     sys.exit(128 + number)
 
 
+def exit_on(*signals: signal.Signals) -> None:
+    """Let these end the process with all cleaned up, not at once."""
+    for number in signals:
+        signal.signal(number, _end)
+
+
 def main() -> None:
     """Work until the input ends."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _end)
+    exit_on(signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
     for line in sys.stdin:
         print(json.dumps(asdict(do(Job(**json.loads(line))))), flush=True)
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ptat_host import perf_stat, pmu
+from ptat_host.fs.agent import exit_on
 from ptat_host.fs.procedure import Done, Job, check_device
 from ptat_host.perf_stat import Count, Stat
 from ptat_parser.errors import PtatError
@@ -198,6 +200,7 @@ def testbed(
     :param session: directory for the recording, new or empty; None: it is not kept.
     :param cpus: for what is measured, and for all else.
     """
+    exit_on(signal.SIGTERM, signal.SIGHUP)
     with contextlib.ExitStack() as stack:
         if session is None:
             session = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ptat-fs-")))
@@ -251,6 +254,7 @@ def this_machine(
         *("env", f"PATH={programs}:{os.environ.get('PATH', os.defpath)}"),
         *("unshare", "--mount", "--propagation", "private", *AGENT),
     ]
+    exit_on(signal.SIGTERM, signal.SIGHUP)
     with tempfile.TemporaryFile("w+") as errors:
         place = Place(command, device, None, cpu, cpus, errors)
         try:
