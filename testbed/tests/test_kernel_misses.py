@@ -33,7 +33,7 @@ print(stack, flush=True)
 for turn in range(100):
     large[::4096] = bytes(BYTES // 4096)  # leaves nothing of anybody in the TLB
     os.write(to_child, b"x" * 4096)
-    os.pwrite(memory, large[:65536], turn << 16)
+    os.pwrite(memory, memoryview(large)[:65536], turn << 16)
     time.sleep(0.001)
 os.close(to_child)
 os.wait()
@@ -90,7 +90,8 @@ def test_a_write_copies_from_the_program(recorded):
         for (chain, event, user), misses in profile.misses.items()
         if "shmem_file_write_iter" in chain and user and event == "loads"
     }
-    assert sum(copies.values()) >= 100  # one page each time, at least
+    # 16 pages each of 100 times, all but where the program has just moved to another CPU.
+    assert sum(copies.values()) >= 1000
     for chain in copies:
         assert chain[:2] == ("entry_SYSCALL_64_after_hwframe", "do_syscall_64")
         assert re.search("pwrite", " ".join(chain))
