@@ -86,7 +86,7 @@ def mappings(draw: st.DrawFn) -> Mapping:
     return Mapping("random", "this test", total + 3, functions, remap)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(mappings(), st.sampled_from([1, 2]), st.integers(0, 2**32))
 def test_as_the_host_says(mapping, lanes, seed):
     rng = np.random.default_rng(seed)

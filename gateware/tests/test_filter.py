@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from litex.gen import LiteXModule
 from verilated import Bench, Registers, needs_verilator
@@ -50,7 +50,6 @@ windows = st.tuples(st.integers(0, UNITS - 1), st.integers(0, UNITS - 1), st.int
 
 
 @pytest.mark.parametrize("lowest", [0, UNITS - 8])
-@settings(deadline=None)
 @given(st.lists(windows, min_size=WINDOWS, max_size=WINDOWS), st.integers(0, 2**32))
 def test_each_access_at_the_edges(lowest, spans, seed):
     """Windows as they come, overlapping ones too, and near both ends of the address space."""

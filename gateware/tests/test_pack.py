@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 from capture import decode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from litex.gen import LiteXModule
 from verilated import Bench, Registers, needs_verilator
@@ -28,7 +28,6 @@ class Bit:
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-@settings(deadline=None)
 @given(data=st.binary(min_size=8, max_size=64).filter(lambda data: len(data) % 8 == 0))
 def test_crc_is_zlibs(bits, data):
     state = [Bit(1)] * 32
@@ -40,7 +39,6 @@ def test_crc_is_zlibs(bits, data):
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-@settings(deadline=None)
 @given(data=st.binary(min_size=8, max_size=64).filter(lambda data: len(data) % 8 == 0))
 def test_crc_by_tables_is_zlibs(bits, data):
     tables = [crc_table(byte, bits) for byte in range(bits // 8)]

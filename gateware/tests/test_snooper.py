@@ -182,7 +182,7 @@ def test_a_dead_link_saturates_nothing_and_stops():
 # Start, stop, flush -------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

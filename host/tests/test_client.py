@@ -124,7 +124,7 @@ edits = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(command=st.sampled_from(list(GOOD)), changes=edits, junk=st.binary(max_size=40))
 def test_malformed_answers(command, changes, junk):
     """Whatever arrives: the right answer, or an error that is meant for the user."""
@@ -150,7 +150,7 @@ def test_malformed_answers(command, changes, junk):
         assert error.message
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(command=st.sampled_from(list(GOOD)), payload=st.binary(max_size=1000))
 def test_answers_that_are_well_formed_nonsense(command, payload):
     """A right frame around anything."""

@@ -41,7 +41,6 @@ def random_mapping(seed: int, remap: Remap | None = None) -> Mapping:
     return Mapping("random", "this test", total + 3, functions, remap)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 2**39 - 1), min_size=1, max_size=50))
 def test_there_and_back(seed, addresses):
     mapping = random_mapping(seed)
@@ -50,7 +49,7 @@ def test_there_and_back(seed, addresses):
     np.testing.assert_array_equal(mapping.addresses(mapping.coordinates(words)), words)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_each_coordinate_is_one_address(seed):
     mapping = random_mapping(seed)

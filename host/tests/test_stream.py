@@ -96,7 +96,7 @@ pieces = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pieces)
 def test_any_mixture(tmp_path_factory, mixture):
     """Against the obvious: take each whole block that is newer than the last."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ptat_parser
@@ -49,7 +49,6 @@ def read(tmp_path, data, kind=None):
     return rows_of(trace), trace
 
 
-@settings(deadline=None)  # the first compiles
 @given(ROWS, st.sampled_from(["{} 0x{:x} {}\n", "{}\t0x{:08X}\t{}\r\n", " {}  {:016x} {} \n\n"]))
 def test_text(tmp_path_factory, rows, line):
     text = "".join(line.format(NAMES[kind], address, size) for kind, address, size in rows)
@@ -58,7 +57,6 @@ def test_text(tmp_path_factory, rows, line):
     assert not trace.rejected.rows
 
 
-@settings(deadline=None)  # the first compiles
 @given(ROWS)
 def test_lackey(tmp_path_factory, rows):
     lines = [f"{LETTERS[kind]}{address:08x},{size}\n" for kind, address, size in rows]
@@ -117,7 +115,6 @@ def test_a_line_without_end(tmp_path):
         read(tmp_path, b"readd 0x1 4\n" + b"x" * 5_000_000)
 
 
-@settings(deadline=None)  # the first compiles
 @given(st.binary(max_size=400), st.sampled_from(sorted(FORMATS)))
 @example(b"", "testbed")
 @example(b"readd", "text")
@@ -258,7 +255,6 @@ def test_testbed(tmp_path):
     ]
 
 
-@settings(deadline=None)  # the first compiles
 @given(
     st.lists(
         st.integers(0, 9)

@@ -31,7 +31,7 @@ def found_in(path, error_ticks: int = 0):
     return fitted.to_ticks(pairs.cycles).astype(np.int64), pairs.ticks.astype(np.int64), slot
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1 << 32),
     granularity=st.sampled_from([8, 64]),

@@ -55,7 +55,7 @@ def times(path: Path, **options) -> list[int]:
     return [time for chunk in BusReader(path, **options) for time in chunk.time.tolist()]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.binary(max_size=3000), repeat=st.integers(1, 20), step=st.integers(1, 70_000))
 def test_gives_back_the_very_bytes(tmp_path_factory, data, repeat, step):
     """Whatever they are: what is damaged must not be lost on the way."""

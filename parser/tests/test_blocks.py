@@ -95,7 +95,7 @@ def numpy_decode(data: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     records=RECORDS.filter(bool),
     repeat=st.sampled_from([1, 7, 80]),

@@ -24,7 +24,7 @@ def first(path: Path):
     return name, report.first
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1 << 32),
     steps=st.integers(1, 250),

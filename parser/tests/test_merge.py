@@ -51,7 +51,7 @@ def accesses_of(chunks: Sequence[Chunk]) -> list[Access]:
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     steps=st.lists(st.tuples(st.integers(1, 5000), st.booleans(), st.booleans()), max_size=6000),
     chunk_blocks=st.integers(1, 3),

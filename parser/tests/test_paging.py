@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ptat_parser import paging
@@ -71,7 +71,6 @@ PAGES = st.integers(1, 40).flatmap(
 )
 
 
-@settings(deadline=None)  # the first compiles
 @given(PAGES)
 def test_lru_of_every_size_is_brute_force(given):
     count, pages = given
@@ -80,7 +79,6 @@ def test_lru_of_every_size_is_brute_force(given):
     assert found[1:].tolist() == [brute_lru(pages, n) for n in range(1, count + 1)]
 
 
-@settings(deadline=None)  # the first compiles
 @given(PAGES, st.integers(1, 45))
 def test_clock_is_brute_force(given, frames):
     count, pages = given
@@ -103,7 +101,6 @@ def test_lru_over_many_pages_whose_times_run_out(count):
         assert found[entries] == brute_lru(pages.tolist(), entries)
 
 
-@settings(deadline=None)  # the first compiles
 @given(PAGES, st.integers(1, 45))
 def test_misses_of_a_run_are_those_of_its_histogram(given, entries):
     count, pages = given

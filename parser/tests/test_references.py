@@ -6,7 +6,7 @@ import tempfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_paging import brute_clock, brute_lru
 
@@ -52,7 +52,6 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None)  # the first compiles
 @given(ROWS, st.sampled_from([10, 30, 100]), st.integers(1, 20))
 def test_misses_and_faults(rows, percent, entries):
     with References(trace_of(rows), 512) as found:
@@ -106,7 +105,6 @@ def test_workers_change_nothing():
         assert (one.faults[20] == other.faults[20]).all()
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_cache(rows):
     """The accesses that miss in a set-associative cache, by lists of lines."""

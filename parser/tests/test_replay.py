@@ -107,7 +107,7 @@ def add_losses(machine: synthetic.Machine, choose: random.Random) -> None:
     machine.bus = kept
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1 << 32),
     steps=st.integers(1, 200),
@@ -130,7 +130,7 @@ def test_compiled_replay_equals_the_reference(
     assert int(done.counters[replaying.UNEXPLAINED]) == len(reference.unexplained)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 1 << 32),
     steps=st.integers(1, 250),
@@ -388,7 +388,7 @@ def test_each_miss_has_the_span_of_its_time(tmp_path, huge):
     assert results.summary["misses_by_span"] == {"1": 2, "2": 2, "4": 0, "8": 3}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 1 << 32),
     steps=st.integers(1, 250),

@@ -66,7 +66,7 @@ def rows(path: Path, name: str) -> list:
     return pq.read_table(path / "results" / name).to_pylist()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 1 << 32),
     levels=st.sampled_from(["pte", "pte+pmd"]),
@@ -112,7 +112,7 @@ def test_right_on_lines_of_tables_and_huge_pages(tmp_path, monkeypatch, seed, lo
     assert len(true) > 3000
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 1 << 32),
     granularity=st.sampled_from([8, 64]),
@@ -168,7 +168,7 @@ def test_pages_count_what_is_written(
         assert {page: misses for page, misses in counted.items() if misses} == expected
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 1 << 32),
     levels=st.sampled_from(["pte", "pte+pmd"]),
