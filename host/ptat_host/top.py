@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -265,9 +266,7 @@ class Follower:
         return [Fill("capture", self._tail.level, self._modelled_records, "records")]
 
     def _disk(self, view: View, now: float) -> None:
-        view.session_bytes = sum(
-            file.stat().st_size for file in self._path.rglob("*") if file.is_file()
-        )
+        view.session_bytes = sum(map(_size_bytes, self._path.rglob("*")))
         view.free_bytes = shutil.disk_usage(self._path).free
         if self._bytes and now > self._bytes[0] and view.session_bytes > self._bytes[1]:
             grown = (view.session_bytes - self._bytes[1]) / (now - self._bytes[0])
@@ -320,6 +319,15 @@ class Follower:
 
 
 _LOSSES = ("accesses", "blocks", "kernel_events")
+
+
+def _size_bytes(path: Path) -> int:
+    """0 of what is no file, or no longer there: others are replaced while we look."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0
+    return status.st_size if S_ISREG(status.st_mode) else 0
 
 
 def _per_s(count: int, seconds: float) -> float:
