@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,7 +44,7 @@ class Machine:
 
     def run(self, tick: Callable[[], str | None]) -> Run:
         child = subprocess.Popen(self.request.argv)
-        failure = None
+        failure = tick()
         while child.poll() is None:
             failure = failure or tick()
             if failure:
@@ -115,7 +116,10 @@ def test_how_full_the_buffers_are(boards, monkeypatch):
 
 
 def test_two_boards(boards, source):
-    status, found = record(boards(["lose:50"], ["slow:100"]), "--strict")
+    options = boards(["lose:50"], ["slow:100"])
+    begin_ns = time.monotonic_ns()
+    status, found = record(options, "--strict")
+    end_ns = time.monotonic_ns()
     assert status == 0
     board = found["board"]
     assert board["clocks"] == "pulses"
@@ -126,7 +130,7 @@ def test_two_boards(boards, source):
         # Both boards call their channel 0.
         assert channel["stream_channel"] == 0
         before_ns, after_ns = channel["started_ns"]
-        assert 0 < after_ns - before_ns < 5e9
+        assert begin_ns < before_ns < after_ns < end_ns
         assert Path("out", channel["file"]).read_bytes() == source.read_bytes()
     assert board["channels"][0]["link"]["out_of_order_datagrams"] > 0
 
@@ -141,7 +145,7 @@ def test_one_of_two_vanishes(boards, source, capsys):
     # What came is there, of both.
     assert Path("out/bus.0.raw").read_bytes() == source.read_bytes()
     rest = Path("out/bus.1.raw").read_bytes()
-    assert 20 * 8192 < len(rest) <= 40 * 8192
+    assert 8 * 8192 <= len(rest) <= 40 * 8192
     assert source.read_bytes().startswith(rest)
 
 

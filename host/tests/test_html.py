@@ -13,6 +13,8 @@ from reported import change, damage, make_session, page_row, process
 from ptat_host.cli import main
 
 WIDE, PHONE = 1280, 390
+TIMEOUT_MS = 300_000
+"""Of a busy machine."""
 GUPS = 0x7F0000000000
 
 
@@ -22,7 +24,9 @@ def browser() -> Iterator[Browser]:
     if chromium is None:
         pytest.skip("no chromium: setup/packages.sh browser")
     with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox"], timeout=TIMEOUT_MS
+        )
 
 
 @pytest.fixture
@@ -50,13 +54,14 @@ def show(browser: Browser, session: Path, width: int = WIDE, drawn: bool = True)
     target = session.with_suffix(".html")
     assert main(["report", str(session), "--html", str(target)]) == 0
     page = browser.new_page(viewport={"width": width, "height": 800})
+    page.set_default_timeout(TIMEOUT_MS)
     complaints, requests = [], []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: requests.append(request.url))
     page.goto(target.as_uri())
     if drawn:
-        page.wait_for_selector("html[data-drawn]", timeout=20_000)
+        page.wait_for_selector("html[data-drawn]")
     assert complaints == []
     assert requests == [target.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -100,21 +105,33 @@ def test_the_map_zooms(browser, session):
     whole = page.inner_text("#window")
     page.locator("#map").scroll_into_view_if_needed()
     box = page.locator("#map canvas").bounding_box()
-    page.mouse.move(box["x"] + 300, box["y"] + 20)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 700, box["y"] + 180)
-    page.mouse.up()
+
+    def drag() -> None:
+        page.mouse.move(box["x"] + 300, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 700, box["y"] + 180)
+        page.mouse.up()
+
+    def window(comparison: str, text: str) -> None:
+        """Waits: nobody says when an event has been dealt with."""
+        shown = f"document.querySelector('#window').textContent {comparison} text"
+        page.wait_for_function(f"text => {shown}", arg=text)
+
+    drag()
+    window("!==", whole)
     zoomed = page.inner_text("#window")
-    assert zoomed != whole
-    page.mouse.wheel(0, 2000)
     page.dblclick("#map canvas")
-    assert page.inner_text("#window") == whole
+    window("===", whole)
+    drag()
+    window("===", zoomed)
+    page.mouse.wheel(0, 2000)
+    window("!==", zoomed)
+    page.dblclick("#map canvas")
+    window("===", whole)
     page.mouse.move(box["x"] + 400, box["y"] + 100)
-    assert "misses" in page.inner_text("#tip")
+    page.wait_for_function("document.querySelector('#tip').textContent.includes('misses')")
     page.select_option("#map select", "1")
-    page.wait_for_function(
-        "text => document.querySelector('#window').textContent !== text", arg=whole
-    )
+    window("!==", whole)
 
 
 def test_losses_are_seen(browser, session):

@@ -177,6 +177,12 @@ def recorded(tmp_path_factory) -> tuple[Path, list[int]]:
     return directory, [int(address, 16) for address in said.stdout.split()]
 
 
+def lost_events(path: Path) -> int:
+    """Of all processes of the machine, where it was too busy."""
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    return sum(line["events"] for line in told if line["kind"] == "lost")
+
+
 def blocks_at(found: maps.Maps, address: int) -> list[maps.Mapping]:
     (pid,) = (pid for pid, regions in found.heap.items() if regions)
     return [r.mapping for r in found.heap[pid] if r.start <= address < r.end]
@@ -186,7 +192,8 @@ def test_a_recorded_program(recorded):
     directory, (first, second, moved, mapped_at, table, zero) = recorded
     found = maps.read(maps.path_of(directory), 1e9)
     names = symbols.load(directory)
-    assert found.lost == 0
+    # Lines that make no sense would be lost, too.
+    assert found.lost == lost_events(maps.path_of(directory))
 
     def variables(address: int) -> list[list[str | None]]:
         return [
@@ -264,7 +271,7 @@ def test_a_child_on_another_cpu_is_known_from_its_fork(tmp_path):
     assert recording.written
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     execs = [line["comm"] for line in lines if line["kind"] == "exec"]
-    assert execs.count("true") == 100
+    assert 100 - lost_events(target) <= execs.count("true") <= 100
     times = [line["ns"] for line in lines if line["kind"] in ("fork", "exec", "exit", "map")]
     assert times == sorted(times)
 
