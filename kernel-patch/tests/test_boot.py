@@ -15,7 +15,7 @@ from ptat_testbed import build, initramfs
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
-BOOT_TIMEOUT_S = 240
+BOOT_TIMEOUT_S = 1500  # less than pytest's, for the console to be shown
 TROUBLE = re.compile(r"WARNING:|BUG:|Call Trace|Oops|rcu: .*stall")
 
 # Where SeaBIOS puts the one 16 MiB BAR of an otherwise bare q35.
@@ -59,15 +59,18 @@ def boot(archive: Path) -> Boot:
             *("-append", f"console=ttyS0 nokaslr panic=-1 {parameters}"),
             *devices,
         ]
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=BOOT_TIMEOUT_S,
-            check=False,
-        )
-        console = done.stdout.decode(errors="replace").replace("\r", "")
+        try:
+            output = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=BOOT_TIMEOUT_S,
+                check=False,
+            ).stdout
+        except subprocess.TimeoutExpired as hung:
+            output = hung.output or b""
+        console = output.decode(errors="replace").replace("\r", "")
         assert "init: done" in console, console[-4000:]
         assert not TROUBLE.search(console), console
         return console

@@ -27,7 +27,7 @@ def recorded(session: Path, options: tuple[str, ...], *command: str) -> dict[str
     verdict: dict[str, Any] = json.loads(validated.stdout)
     assert not verdict["exact"]
     # What is in the trace is right all the same.
-    assert (verdict["extra"], verdict["wrong_page"], verdict["unexplained"]) == (0, 0, 0)
+    assert (verdict["wrong_page"], verdict["unexplained"]) == (0, 0)
     return verdict
 
 
@@ -36,7 +36,7 @@ def test_region_too_small(tmp_path):
     verdict = recorded(session, ("--region", "256K"), "seqpage", "--bytes", "128M")
     # 48 tables' worth of region (64 pages, 16 of them markers) for 64 tables.
     assert verdict["outside_region"] > 8192
-    assert verdict["lost"] == 0
+    assert (verdict["lost"], verdict["extra"]) == (0, 0)
     text = ptat("report", str(session)).stdout
     assert "the region was full" in text
     assert "record with --region 512K" in text
@@ -44,11 +44,14 @@ def test_region_too_small(tmp_path):
 
 def test_buffer_that_overflows(tmp_path):
     session = tmp_path / "s"
+    # Far less leaves the buffer than the slowest machine brings.
     verdict = recorded(
-        session, ("--buffer", "256:100000"), "gups", "--bytes", "64M", "--updates", "200K"
+        session, ("--buffer", "256:10000"), "gups", "--bytes", "64M", "--updates", "200K"
     )
     assert verdict["lost"] > 0
     assert verdict["missing"] > 0
+    # Which walks faulted is not known where the stores behind them are lost.
+    assert verdict["extra"] <= verdict["fault_label_errors"]
     assert not json.loads((session / "session.json").read_text())["complete"]
     assert f"{verdict['lost']:,}" in ptat("report", str(session)).stdout
     assert ptat("report", "--strict", str(session)).returncode == 1
