@@ -90,7 +90,7 @@ def test_commands_over_the_uart_among_other_bytes(device: Device) -> None:
     request = Frame(Command.IDENTIFY, 0x1234, host=7).encode()
     device.send_to_uart(b"noise" + request[:9] + request)
     reader, seen = FrameReader(), 0
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + BUSY_S
     frames: list[Frame] = []
     while not frames and time.monotonic() < deadline_s:
         data = device.console_bytes
@@ -110,8 +110,11 @@ def test_calibration_finds_the_eyes_of_the_pins(device: Device) -> None:
     words |= rng.integers(0, RANKS * BANKS, BUSY_REQUESTS, np.uint64) << np.uint64(BANK_SHIFT)
     due_ticks = np.arange(BUSY_REQUESTS, dtype=np.uint64) * np.uint64(BUSY_TICKS)
     with Client(UdpLink(f"127.0.0.1:{device.port}"), PATIENCE_S) as client:
-        busy = threading.Thread(target=device.timed, args=(words, due_ticks, 0, lambda: None))
+        asked = threading.Event()
+        busy = threading.Thread(target=device.timed, args=(words, due_ticks, 0, asked.set))
         busy.start()
+        asked.wait()
+        client.health()  # answered after the first requests were taken
         client.command(Command.CALIBRATE, timeout_s=BUSY_S)
         assert busy.is_alive(), "the bus was idle"
         eyes = client.eyes()
