@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Fuzzes every reader of a file that a user may be given.
 
-    python parser/fuzz.py [--minutes M | --seconds S] [--only NAME]
+    python parser/fuzz.py [--minutes M | --inputs N] [--only NAME]
 
 Each reader runs in a process of its own, with a limit on its memory. It may return or raise a
 `PtatError`; anything else is a bug, whose input is kept and named. The compiled parts run with
@@ -226,8 +226,8 @@ def functions(scope: ModuleType | type) -> Iterator[FunctionType]:
             yield from functions(value)
 
 
-def fuzz(name: str, seconds: int, crashes: Path) -> None:
-    """Fuzz one target; does not return. libFuzzer ends the process."""
+def fuzz(name: str, until: list[str], crashes: Path) -> None:
+    """Fuzz one target, `until` says libFuzzer when; does not return: that ends the process."""
     import atheris
 
     import ptat_parser.accesses
@@ -250,7 +250,7 @@ def fuzz(name: str, seconds: int, crashes: Path) -> None:
     limit_bytes = used_bytes + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     options = [
-        f"-max_total_time={seconds}",
+        *until,
         f"-artifact_prefix={crashes}/{name}-",
         f"-max_len={INPUT_BYTES_MAX}",
         "-timeout=30",
@@ -261,13 +261,13 @@ def fuzz(name: str, seconds: int, crashes: Path) -> None:
     atheris.Fuzz()
 
 
-def run(name: str, seconds: int) -> dict[str, object]:
+def run(name: str, until: list[str]) -> dict[str, object]:
     """Fuzz one target in a process of its own; how many inputs it read, and what broke it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ptat" / "numba-fuzz"
     environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(cache)}
     with tempfile.TemporaryDirectory(prefix="ptat-fuzz-") as directory:
         done = subprocess.run(
-            [sys.executable, __file__, "--target", name, "--seconds", str(seconds)],
+            [sys.executable, __file__, "--target", name, *until],
             env=environment | {"PTAT_FUZZ_DIR": directory},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -289,10 +289,12 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10, help="in all; default: 10")
-    parser.add_argument("--seconds", type=int, help="in all")
+    parser.add_argument("--inputs", type=int, help="to each reader, the same in each run")
     parser.add_argument("--only", choices=TARGETS, help="one of them")
     parser.add_argument("--target", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments, until = parser.parse_known_args()
+    if until and not arguments.target:
+        parser.error(f"unrecognized arguments: {' '.join(until)}")
     try:
         import atheris  # noqa: F401
     except ImportError:
@@ -301,11 +303,13 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent / "tests"))
     CRASHES.mkdir(exist_ok=True)
     if arguments.target:
-        fuzz(arguments.target, arguments.seconds, CRASHES)
+        fuzz(arguments.target, until, CRASHES)
         return
     names = [name for name in TARGETS if arguments.only in (None, name)]
-    seconds = arguments.seconds or round(60 * arguments.minutes)
-    rows = [run(name, max(1, seconds // len(names))) for name in names]
+    until = [f"-max_total_time={max(1, round(60 * arguments.minutes / len(names)))}"]
+    if arguments.inputs:
+        until = [f"-runs={arguments.inputs}", "-seed=1"]
+    rows = [run(name, until) for name in names]
     print(json.dumps({"rows": rows, "bugs": sum("bug" in row for row in rows)}))
     sys.exit(any("bug" in row for row in rows))
 
