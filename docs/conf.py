@@ -34,7 +34,7 @@ myst_enable_extensions = ["attrs_inline", "html_image"]
 # Notebooks are kept without outputs: what is shown is what they print today.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 600  # CI's machine may be busy
 KernelManager.transport_encryption.default_value = "auto"  # others may be on this machine
 nb_ipywidgets_js: dict[str, object] = {}  # no scripts of others from the network
 

@@ -14,13 +14,15 @@ from ptat_host.cli import main
 
 SESSION = Path(__file__).parent / "notebooks" / "session"
 WIDE, PHONE = (1280, 860), (390, 780)
+TIMEOUT_MS = 600_000
+"""CI's machine may be busy."""
 
 
 def shown(browser: Browser, report: Path, size: tuple[int, int]) -> Page:
     """The report in a window of this size, once it is drawn."""
     width, height = size
     page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-    page.set_default_timeout(120_000)  # CI's machine may be busy
+    page.set_default_timeout(TIMEOUT_MS)
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-drawn]")
     return page
@@ -46,7 +48,7 @@ def make(out: Path) -> None:
         sys.exit(1)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"], timeout=TIMEOUT_MS
         )
         page = shown(browser, report, WIDE)
         page.screenshot(path=out / "report.png")
