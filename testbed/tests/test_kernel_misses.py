@@ -12,10 +12,11 @@ from ptat_host import kernel_misses as shown
 from ptat_parser import kernel_misses, truth
 
 PROGRAM = """
-import os, re, time
+import mmap, os, time
 
 BYTES = 16 << 20
 large = bytearray(BYTES)
+fresh = memoryview(mmap.mmap(-1, BYTES))
 pipe, to_child = os.pipe()
 memory = os.memfd_create("file")  # of tmpfs
 child = os.fork()
@@ -34,6 +35,7 @@ for turn in range(100):
     large[::4096] = bytes(BYTES // 4096)  # leaves nothing of anybody in the TLB
     os.write(to_child, b"x" * 4096)
     os.pwrite(memory, memoryview(large)[:65536], turn << 16)
+    os.preadv(memory, [fresh[turn << 16 :][:65536]], turn << 16)  # of which no page is there
     time.sleep(0.001)
 os.close(to_child)
 os.wait()
