@@ -96,6 +96,8 @@ int main(int argc, char **argv)
 	(void)argc;
 	argv++; /* that is /init */
 	mount_at("proc", "/proc");
+	/* Only warnings and worse: the rest could come in the middle of our lines. */
+	put("/proc/sys/kernel/printk", "5");
 	mount_at("sysfs", "/sys");
 	mount_at("devtmpfs", "/dev");
 	mount_at("tmpfs", "/tmp");
