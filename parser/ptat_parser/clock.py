@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ptat_parser.jit import Integer, jit
+
 DRIFT_MAX = 1e-3
 """No crystal drifts more: the pairs are too few to tell, or the kernel's frequency is wrong."""
 
@@ -166,18 +168,20 @@ def _edge_below(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple
     return slope, float(y[a] - slope * x[a])
 
 
-def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> list[int]:
+@jit
+def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Indices of the points, sorted by `x`, that no line between others runs below."""
-    xs, ys = x.tolist(), y.tolist()  # whose elements are at hand quicker
-    hull: list[int] = []
+    hull = np.empty(x.size, np.int64)
+    n: Integer = 0
     for i in range(x.size):
-        while len(hull) >= 2:
-            a, b = hull[-2], hull[-1]
-            if (ys[b] - ys[a]) * (xs[i] - xs[a]) < (ys[i] - ys[a]) * (xs[b] - xs[a]):
+        while n >= 2:
+            a, b = hull[n - 2], hull[n - 1]
+            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
                 break
-            hull.pop()
-        hull.append(i)
-    return hull
+            n -= 1
+        hull[n] = i
+        n += 1
+    return hull[:n]
 
 
 class _Edge:

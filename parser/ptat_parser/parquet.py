@@ -2,7 +2,8 @@
 """Writes integers as Parquet, quickly: each column DELTA_BINARY_PACKED, without a compressor.
 
 Differences of times are small, and numbers of pages need no more bits than there are pages:
-packing bits is all the compression there is to have. docs/decisions/0005-parquet-writer.md says
+packing bits is all the compression there is to have. Of text there are a few different values;
+each row has the index of one. docs/decisions/0005-parquet-writer.md says
 why this is not pyarrow's. The definitions are those of apache/parquet-format: ``Encodings.md``,
 and ``parquet.thrift`` in Thrift's compact protocol.
 """
@@ -10,6 +11,7 @@ and ``parquet.thrift`` in Thrift's compact protocol.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
@@ -20,7 +22,7 @@ from ptat_parser.jit import Integer, inlined, jit, put_u64
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
-Values = npt.NDArray[np.int64] | npt.NDArray[np.uint32] | npt.NDArray[np.uint8]
+Values = npt.NDArray[np.integer[Any]]
 
 GROUP_ROWS = 1 << 20
 """Rows of one row group: readers find a time by the groups' statistics."""
@@ -82,6 +84,14 @@ def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
         before = word >> np.uint64(8 * ((start + bits >> 3) - (start >> 3)))
 
 
+@inlined
+def _width(every: Integer) -> Integer:
+    """Bits for values that have no others set than `every` (uint64)."""
+    # As a float, a number of very many bits may become the next power of 2.
+    width = math.frexp(float(every))[1]
+    return width if width <= WIDTHS[-2] else WIDTHS[-1]
+
+
 @jit
 def encode(values: Values, out: U8) -> Integer:
     """Write integers, at least one, to `out`; return how many bytes they take."""
@@ -107,9 +117,7 @@ def encode(values: Values, out: U8) -> Integer:
             for i in range(MINIBLOCK):
                 words[i] = np.uint64(above[first + i] - least)
                 every |= words[i]
-            # As a float, a number of very many bits may become the next power of 2.
-            width = math.frexp(float(every))[1]
-            width = width if width <= WIDTHS[-2] else WIDTHS[-1]
+            width = _width(every)
             out[widths + first // MINIBLOCK] = width
             if width:
                 _pack(words, width, out, at)
@@ -117,12 +125,34 @@ def encode(values: Values, out: U8) -> Integer:
     return at
 
 
+@jit
+def encode_indices(values: Values, out: U8) -> Integer:
+    """Write indices into a dictionary, as RLE_DICTIONARY; return how many bytes they take."""
+    every = np.uint64(0)
+    for value in values:
+        every |= np.uint64(value)
+    width = max(_width(every), 1)
+    out[0] = width
+    eights = (values.size + 7) // 8
+    start = at = _put_varint(np.uint64(eights << 1 | 1), out, 1)
+    words = np.empty(MINIBLOCK, np.uint64)
+    for first in range(0, values.size, MINIBLOCK):
+        size = min(MINIBLOCK, values.size - first)
+        words[size:] = 0
+        for i in range(size):
+            words[i] = values[first + i]
+        _pack(words, width, out, at)
+        at += MINIBLOCK // 8 * width
+    return start + eights * width
+
+
 # The file -----------------------------------------------------------------------------------------
 
 _MAGIC = b"PAR1"
-_INT32, _INT64 = 1, 2  # Type
-_RLE, _DELTA_BINARY_PACKED = 3, 5  # Encoding
-_REQUIRED, _UNCOMPRESSED, _DATA_PAGE = 0, 0, 0
+_INT32, _INT64, _BYTE_ARRAY = 1, 2, 6  # Type
+_PLAIN, _RLE, _DELTA_BINARY_PACKED, _RLE_DICTIONARY = 0, 3, 5, 8  # Encoding
+_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_REQUIRED, _UNCOMPRESSED = 0, 0
 
 
 class _I8(int):
@@ -169,7 +199,7 @@ def _thrift(value: object) -> tuple[int, bytes]:
 
 
 class Column(NamedTuple):
-    """A column of integers of 8 to 64 bits; unsigned ones are less than 2^31."""
+    """A column of integers of 8 to 64 bits; unsigned ones of up to 32 bits are less than 2^31."""
 
     name: str
     dtype: npt.DTypeLike
@@ -178,9 +208,9 @@ class Column(NamedTuple):
     def schema(self) -> dict[int, Any]:
         """Its ``SchemaElement``."""
         dtype = np.dtype(self.dtype)
-        is_signed = dtype.kind == "i"
-        integer = {1: _I8(8 * dtype.itemsize), 2: is_signed}
-        converted = (15 if is_signed else 11) + dtype.itemsize.bit_length() - 1  # for DuckDB
+        integer = {1: _I8(8 * dtype.itemsize), 2: self._is_signed}
+        # For DuckDB.
+        converted = (15 if self._is_signed else 11) + dtype.itemsize.bit_length() - 1
         return {
             1: self.type, 3: _REQUIRED, 4: self.name.encode(), 6: converted, 10: {10: integer},
         }  # fmt: skip
@@ -190,27 +220,58 @@ class Column(NamedTuple):
         """Its physical type."""
         return _INT64 if np.dtype(self.dtype).itemsize == 8 else _INT32
 
+    @property
+    def _is_signed(self) -> bool:
+        return np.dtype(self.dtype).kind == "i"
+
     def stored(self, value: int) -> bytes:
         """A value as ``Statistics`` have it."""
-        return value.to_bytes(8 if self.type == _INT64 else 4, "little", signed=True)
+        size_bytes = 8 if self.type == _INT64 else 4
+        return value.to_bytes(size_bytes, "little", signed=self._is_signed)
+
+
+class Text(NamedTuple):
+    """A column of text: what is written are indices into `words`, of which there is one or more."""
+
+    name: str
+    words: list[str]
+    dtype: npt.DTypeLike = np.uint32
+
+    @property
+    def schema(self) -> dict[int, Any]:
+        """Its ``SchemaElement``."""
+        return {1: _BYTE_ARRAY, 3: _REQUIRED, 4: self.name.encode(), 6: 0, 10: {1: {}}}
+
+    @property
+    def page(self) -> bytes:
+        """The dictionary, a page before all others."""
+        words = [word.encode() for word in self.words]
+        data = b"".join(len(word).to_bytes(4, "little") + word for word in words)
+        about = {1: len(words), 2: _PLAIN}
+        header = {1: _DICTIONARY_PAGE, 2: len(data), 3: len(data), 7: about}
+        return _thrift(header)[1] + data
 
 
 class _Chunk:
     """A column of the row group in progress."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: Column | Text) -> None:
         self.column = column
-        self.values = self.size_bytes = 0
-        self._pages: list[bytes] = []
+        self.values = 0
+        self._pages = [column.page] if isinstance(column, Text) else []
+        self._head_bytes = self.size_bytes = sum(map(len, self._pages))
         self._ends: list[int] = []
 
     def add(self, values: Values, buffer: U8) -> None:
         """Append a page; `buffer` is for packing."""
-        size = encode(values, buffer)
-        data = {1: values.size, 2: _DELTA_BINARY_PACKED, 3: _RLE, 4: _RLE}
+        if isinstance(self.column, Text):
+            encoding, size = _RLE_DICTIONARY, encode_indices(values, buffer)
+        else:
+            encoding, size = _DELTA_BINARY_PACKED, encode(values, buffer)
+            self._ends += [int(values.min()), int(values.max())]
+        data = {1: values.size, 2: encoding, 3: _RLE, 4: _RLE}
         _, header = _thrift({1: _DATA_PAGE, 2: size, 3: size, 5: data})
         self._pages += [header, buffer[:size].tobytes()]
-        self._ends += [int(values.min()), int(values.max())]
         self.values += values.size
         self.size_bytes += len(header) + size
 
@@ -218,23 +279,24 @@ class _Chunk:
         """Write the pages, which begin at `at`; return their ``ColumnChunk``."""
         file.writelines(self._pages)
         size = _I64(self.size_bytes)
-        statistics = {
-            3: _I64(0),
-            5: self.column.stored(max(self._ends)),
-            6: self.column.stored(min(self._ends)),
-        }
         metadata = {
-            1: self.column.type,
-            2: [_DELTA_BINARY_PACKED, _RLE],
             3: [self.column.name.encode()],
             4: _UNCOMPRESSED,
             5: _I64(self.values),
             6: size,
             7: size,
-            9: _I64(at),
-            12: statistics,
+            9: _I64(at + self._head_bytes),
         }
-        return {2: _I64(at), 3: metadata}
+        if isinstance(self.column, Text):
+            metadata |= {1: _BYTE_ARRAY, 2: [_PLAIN, _RLE, _RLE_DICTIONARY], 11: _I64(at)}
+        else:
+            statistics = {
+                3: _I64(0),
+                5: self.column.stored(max(self._ends)),
+                6: self.column.stored(min(self._ends)),
+            }
+            metadata |= {1: self.column.type, 2: [_DELTA_BINARY_PACKED, _RLE], 12: statistics}
+        return {2: _I64(at), 3: dict(sorted(metadata.items()))}
 
 
 class Writer:
@@ -243,7 +305,7 @@ class Writer:
     How many rows come at a time makes no difference to the file.
     """
 
-    def __init__(self, file: IO[bytes], columns: list[Column]) -> None:
+    def __init__(self, file: IO[bytes], columns: Sequence[Column | Text]) -> None:
         self._file = file
         self._columns = columns
         self._chunks = list(map(_Chunk, columns))

@@ -17,12 +17,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ptat_parser import clock, cluster, gaps, kernel_log, markers, quick, spans, storage, wire
 from ptat_parser import replay as replaying
@@ -33,12 +31,17 @@ from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
-from ptat_parser.parquet import PAGE_ROWS, Column, Writer
+from ptat_parser.parquet import PAGE_ROWS, Column, Text, Writer
 from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
 from ptat_parser.spans import Worker
 from ptat_parser.survey import Progress, Survey, no_progress, survey
+
+if TYPE_CHECKING:  # parsing does without, and starts the sooner
+    import pyarrow as pa
+
+I64 = npt.NDArray[np.int64]
 
 FORMAT = "ptat-results"
 VERSION = 2
@@ -61,7 +64,9 @@ class Results:
 
     def pages(self) -> pa.Table:
         """``pages.parquet``: one row for each page, row number = page number."""
-        with storage.opened(self.path / "pages.parquet", "rb") as file:
+        import pyarrow.parquet as pq
+
+        with storage.opened(self.path / "pages.parquet") as file:
             return pq.read_table(file)
 
     def misses(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
@@ -77,6 +82,8 @@ class Results:
             yield batch["time"].to_numpy(), batch["page"].to_numpy(), batch["kind"].to_numpy()
 
     def _batches(self, name: str) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq
+
         directory = self.path / name
         if not directory.is_dir():
             raise BadInput(
@@ -84,7 +91,7 @@ class Results:
                 "run ptat parse again without --counts-only",
             )
         for part in storage.parts(directory):
-            with storage.opened(part, "rb") as stored, pq.ParquetFile(stored) as file:
+            with storage.opened(part) as stored, pq.ParquetFile(stored) as file:
                 yield from file.iter_batches(batch_size=1 << 20)
 
 
@@ -224,7 +231,7 @@ def _parse_into(
     else:
         done = spans.replay_here(replayer, reader, cut, make_output, progress)
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
-    _write_pages(pages, directory / "pages.parquet")
+    _write_pages(pages, done.rpt.mms, directory / "pages.parquet")
     summary = _summary(session, found, log, placement, fitted, done, pages, faults)
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
@@ -368,52 +375,63 @@ class _Output:
                 )
 
 
-def _pages(done: Replay, fitted: Clock, line: int) -> pa.Table:
+_PAGES = {
+    "page": np.uint32,
+    "mm": np.uint64,
+    "tgid": np.int32,
+    "comm": str,
+    "vaddr": np.uint64,
+    "page_size_bytes": np.int64,
+    "span": np.uint8,
+    "misses": np.int64,
+    "faulted": np.int64,
+    "stores": np.int64,
+    "first_ns": np.int64,
+    "last_ns": np.int64,
+}
+"""Columns of ``pages.parquet``."""
+
+Pages = dict[str, npt.NDArray[Any]]
+"""Those columns; `comm` is the index of the address space."""
+
+
+def _pages(done: Replay, fitted: Clock, line: int) -> Pages:
     rpt, columns = done.rpt, done.pages
     ranges = columns[quick.P_RANGE]
+    level = np.array([r.level for r in rpt.ranges] or [1], np.int64)
+    of_range = np.array([r.mm for r in rpt.ranges] or [0], np.uint32)
     base = np.array([r.base for r in rpt.ranges] or [0], np.uint64)[ranges]
-    level = np.array([r.level for r in rpt.ranges] or [1], np.int64)[ranges]
-    mm = np.array([r.mm for r in rpt.ranges] or [0], np.int64)[ranges]
     shift = np.where(level == 1, ENTRY_SHIFT[1], ENTRY_SHIFT[2])
 
     bits = columns[quick.P_CANDIDATES]
     everything = (1 << line) - 1
-    bits = np.where(bits == 0, everything, bits)
     lowest = np.array([(b & -b).bit_length() - 1 if b else 0 for b in range(everything + 1)])
-    highest = np.array([max(b.bit_length() - 1, 0) for b in range(everything + 1)])
+    highest = np.array([b.bit_length() - 1 if b else line - 1 for b in range(everything + 1)])
     first = lowest[bits]
     entry = columns[quick.P_ENTRY] + first
-    return pa.table(
-        {
-            "page": np.arange(columns.shape[1], dtype=np.uint32),
-            "mm": _of_mm(rpt.mms, "id", np.uint64)[mm],
-            "tgid": _of_mm(rpt.mms, "tgid", np.int32)[mm],
-            "comm": pa.array([m.comm for m in rpt.mms], pa.string()).take(pa.array(mm))
-            if len(mm)
-            else pa.array([], pa.string()),
-            "vaddr": base + (entry << shift).astype(np.uint64),
-            "page_size_bytes": np.int64(1) << shift,
-            "span": (highest[bits] - first + 1).astype(np.uint8),
-            "misses": columns[quick.P_MISSES],
-            "faulted": columns[quick.P_FAULTED],
-            "stores": columns[quick.P_STORES],
-            "first_ns": fitted.to_ns(columns[quick.P_FIRST].astype(np.uint64)),
-            "last_ns": fitted.to_ns(columns[quick.P_LAST].astype(np.uint64)),
-        }
-    )
+    return {
+        "page": np.arange(columns.shape[1], dtype=np.uint32),
+        "mm": _of_mm(rpt.mms, "id", np.uint64)[of_range][ranges],
+        "tgid": _of_mm(rpt.mms, "tgid", np.int32)[of_range][ranges],
+        "comm": of_range[ranges],
+        "vaddr": base + (entry << shift[ranges]).astype(np.uint64),
+        "page_size_bytes": (np.int64(1) << shift)[ranges],
+        "span": (highest[bits] - first + 1).astype(np.uint8),
+        "misses": columns[quick.P_MISSES],
+        "faulted": columns[quick.P_FAULTED],
+        "stores": columns[quick.P_STORES],
+        "first_ns": fitted.to_ns(columns[quick.P_FIRST].astype(np.uint64)),
+        "last_ns": fitted.to_ns(columns[quick.P_LAST].astype(np.uint64)),
+    }
 
 
-def _write_pages(pages: pa.Table, path: Path) -> None:
-    few = ["mm", "tgid", "comm", "page_size_bytes", "span"]  # values
-    many = [name for name in pages.column_names if name not in few]
-    with storage.opened(path, "wb") as file:
-        pq.write_table(
-            pages,
-            file,
-            use_dictionary=few,
-            column_encoding=dict.fromkeys(many, "DELTA_BINARY_PACKED"),
-            compression="NONE",
-        )
+def _write_pages(pages: Pages, mms: list[Mm], path: Path) -> None:
+    comms = [mm.comm for mm in mms] or [""]
+    columns = [
+        Text(name, comms) if dtype is str else Column(name, dtype) for name, dtype in _PAGES.items()
+    ]
+    with path.open("wb") as file, Writer(file, columns) as writer:
+        writer.write(*pages.values())
 
 
 def _of_mm(mms: list[Mm], name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -427,7 +445,7 @@ def _summary(
     placement: markers.Placement,
     fitted: Clock,
     done: Replay,
-    pages: pa.Table,
+    pages: Pages,
     faults: bool,
 ) -> dict[str, Any]:
     count = done.counters
@@ -506,9 +524,9 @@ def _summary(
     }
 
 
-def _misses_by_span(pages: pa.Table) -> dict[str, int]:
+def _misses_by_span(pages: Pages) -> dict[str, int]:
     """How many misses are of one known page, of one of 2, of up to 4 and of up to 8."""
-    spans = np.bincount(pages["span"].to_numpy(), pages["misses"].to_numpy(), minlength=9)
+    spans = np.bincount(pages["span"], pages["misses"], minlength=9)
     return {
         str(most): int(spans[least : most + 1].sum())
         for least, most in ((1, 1), (2, 2), (3, 4), (5, 8))
@@ -543,25 +561,32 @@ def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> l
     return warnings
 
 
-def _processes(done: Replay, pages: pa.Table, fitted: Clock) -> list[dict[str, Any]]:
+_SMALL_BYTES = 1 << ENTRY_SHIFT[1]
+
+
+@jit
+def _count_pages(
+    mm: npt.NDArray[np.uint32], size_bytes: I64, misses: I64, faulted: I64, found: I64
+) -> None:
+    """Count by address space: walks that faulted, pages that missed, misses of each page size."""
+    for i in range(mm.size):
+        of = found[mm[i]]
+        of[0] += faulted[i]
+        of[1] += misses[i] > 0
+        of[2 if size_bytes[i] == _SMALL_BYTES else 3] += misses[i]
+
+
+def _processes(done: Replay, pages: Pages, fitted: Clock) -> list[dict[str, Any]]:
     """One entry for each address space that was attached, in order of attachment."""
     mms = done.rpt.mms
-    of_range = np.array([r.mm for r in done.rpt.ranges] or [0], np.int64)
-    of_page = of_range[done.pages[quick.P_RANGE]]
-    misses = pages["misses"].to_numpy()
-    faulted = pages["faulted"].to_numpy()
-    size = pages["page_size_bytes"].to_numpy()
+    found = np.zeros((len(mms), 2 + len(ENTRY_SHIFT)), np.int64)
+    _count_pages(pages["comm"], pages["page_size_bytes"], pages["misses"], pages["faulted"], found)
 
-    def by_mm(weights: npt.NDArray[Any]) -> list[int]:
-        counts = np.bincount(of_page, weights, len(mms)).astype(np.int64)
-        return [int(value) for value in counts]
-
-    all_misses, all_faulted = by_mm(misses), by_mm(faulted)
-    all_pages = by_mm(misses > 0)
-    by_size = {s: by_mm(np.where(size == s, misses, 0)) for s in (1 << 12, 1 << 21)}
     rows = []
     for i, mm in enumerate(mms):
-        if mm.attached_ticks is None and not all_misses[i] and not mm.tables:
+        faulted, missed, *of_size = found[i].tolist()
+        misses = sum(of_size)
+        if mm.attached_ticks is None and not misses and not mm.tables:
             continue
         table_bytes = ENTRIES << ENTRY_SHIFT[1]
         rows.append(
@@ -576,10 +601,14 @@ def _processes(done: Replay, pages: pa.Table, fitted: Clock) -> list[dict[str, A
                 "first_ticks": mm.first_ticks,
                 "attached_ticks": mm.attached_ticks,
                 "exited_ticks": mm.exited_ticks,
-                "misses": all_misses[i],
-                "faulted": all_faulted[i],
-                "pages": all_pages[i],
-                "misses_by_page_size": {str(s): v[i] for s, v in by_size.items() if v[i]},
+                "misses": misses,
+                "faulted": faulted,
+                "pages": missed,
+                "misses_by_page_size": {
+                    str(1 << shift): count
+                    for shift, count in zip(ENTRY_SHIFT.values(), of_size, strict=True)
+                    if count
+                },
                 "traced_bytes": sum(level == 1 for level, _ in mm.traced) * table_bytes,
                 "untraced_bytes": sum(level == 1 for level, _ in mm.untraced) * table_bytes,
                 "untraced_tables": mm.untraced_tables,

@@ -13,13 +13,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.dataset as ds
 
 from ptat_parser.errors import BadInput, ParseError
+
+if TYPE_CHECKING:  # parsing does without, and starts the sooner
+    import pyarrow.dataset as ds
 
 REQUEST_BYTES = 8 << 20
 """So much of a large file is asked for at a time: a request takes some ten milliseconds."""
@@ -123,6 +125,8 @@ def parts(directory: Path) -> list[Path]:
 
 def dataset(paths: Sequence[Path]) -> ds.Dataset:
     """Parquet files as one dataset."""
+    import pyarrow.dataset as ds
+
     if paths and is_remote(paths[0]):
         stored: list[Any] = list(paths)
         return ds.dataset([path.path for path in stored], filesystem=stored[0].fs)
@@ -133,10 +137,10 @@ def dataset(paths: Sequence[Path]) -> ds.Dataset:
 
 
 @contextmanager
-def opened(path: Path, mode: str) -> Iterator[Path | IO[bytes]]:
-    """What pyarrow reads a file from, or writes it to."""
+def opened(path: Path) -> Iterator[Path | IO[bytes]]:
+    """What pyarrow reads a file from."""
     if is_remote(path):
-        with path.open(mode) as file:
+        with path.open("rb") as file:
             yield file
     else:
         yield path

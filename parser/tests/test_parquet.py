@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ptat_parser import parquet
-from ptat_parser.parquet import PAGE_ROWS, Column, Writer
+from ptat_parser.parquet import PAGE_ROWS, Column, Text, Writer
 
 COLUMNS = [Column("time", np.int64), Column("page", np.uint32), Column("kind", np.uint8)]
 
@@ -68,6 +68,41 @@ def test_no_rows(tmp_path):
             pa.field("kind", pa.uint8(), nullable=False),
         ])
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("reader", [by_pyarrow, by_polars, by_duckdb])
+@pytest.mark.parametrize("words", [1, 2, 3, 257])
+@pytest.mark.parametrize("rows", [1, 9, 33, PAGE_ROWS + 1, 200_003])
+def test_text(tmp_path, monkeypatch, reader, words, rows):
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 150_000)
+    texts = ["", "gups", "größer"][:words] + [f"number {i}" for i in range(words - 3)]
+    column = np.random.default_rng(rows).integers(0, words, rows).astype(np.uint32)
+    path = tmp_path / "f.parquet"
+    with path.open("wb") as file, Writer(file, [Text("comm", texts), COLUMNS[1]]) as writer:
+        writer.write(column, column)
+    found = reader(path)
+    assert found["comm"].tolist() == [texts[i] for i in column.tolist()]
+    assert found["page"].tolist() == column.tolist()
+
+
+def test_text_of_no_rows(tmp_path):
+    path = tmp_path / "f.parquet"
+    with path.open("wb") as file, Writer(file, [Text("comm", ["a"])]) as writer:
+        writer.write(np.empty(0, np.uint32))
+    table = pq.read_table(path)
+    assert table.num_rows == 0
+    assert table.schema.field("comm").type == pa.string()
+
+
+def test_large_unsigned_values(tmp_path):
+    values = np.array([3, 1 << 63, (1 << 64) - 1, 0], np.uint64)
+    path = tmp_path / "f.parquet"
+    with path.open("wb") as file, Writer(file, [Column("mm", np.uint64)]) as writer:
+        writer.write(values)
+    for reader in (by_pyarrow, by_polars, by_duckdb):
+        np.testing.assert_array_equal(reader(path)["mm"], values)
+    statistics = pq.ParquetFile(path).metadata.row_group(0).column(0).statistics
+    assert (statistics.min, statistics.max) == (0, (1 << 64) - 1)
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=400))

@@ -13,6 +13,7 @@ from conftest import flip
 
 from ptat_parser import load, parse, results, validate, wire
 from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
+from ptat_parser.parquet import Writer
 
 
 def test_files_and_columns(session):
@@ -257,7 +258,7 @@ def test_full_disk(session, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = session(steps=50)
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    monkeypatch.setattr(Writer, "write", full)
     with pytest.raises(PtatError, match="cannot be written: No space left"):
         parse(path)
     assert not (path / "results.new").exists()
