@@ -8,11 +8,16 @@ gives floating point: words, times and addresses are uint64 throughout, all else
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numba
+import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
+from numba.core import types
 from numba.extending import intrinsic
+
+I64 = npt.NDArray[np.int64]
 
 Integer: TypeAlias = Any
 """A Python integer to Python, a machine integer to numba."""
@@ -28,25 +33,62 @@ inlined = numba.njit(cache=True, nogil=True, inline="always")
 """Like `jit`, for what compiled code calls often: handing on tuples of arrays is costly."""
 
 
-def _bare(_: object, arrays: Any) -> Any:  # noqa: ANN401
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        (bare,) = arguments
-        for i, array in enumerate(signature.return_type):
-            made = context.make_array(array)(context, builder, builder.extract_value(bare, i))
-            made.meminfo = made.meminfo.type(None)
-            bare = builder.insert_value(bare, made._getvalue(), i)
-        return bare
-
-    return arrays(arrays), generate
+def _stripped(context: Any, builder: Any, kind: Any, value: Any) -> Any:  # noqa: ANN401
+    """A value, or a tuple of them, whose arrays' users are not counted."""
+    if isinstance(kind, types.Array):
+        made = context.make_array(kind)(context, builder, value)
+        made.meminfo = made.meminfo.type(None)
+        return made._getvalue()
+    members: Any = kind if isinstance(kind, types.BaseTuple) else ()
+    for i, member in enumerate(members):
+        part = _stripped(context, builder, member, builder.extract_value(value, i))
+        value = builder.insert_value(value, part, i)
+    return value
 
 
 _intrinsic: Any = intrinsic
-bare: Callable[[Any], Any] = _intrinsic(_bare)
-"""The same tuple of arrays, whose users are not counted: who calls the compiled code keeps them.
+_typeof: Any = numba.typeof
 
-Counting them, in memory, at each use of a tuple of arrays costs more than most of what is done
-with these.
-"""
+T = TypeVar("T")
+
+
+def keeping(example: T) -> tuple[Callable[[I64, T], None], Callable[[I64], T]]:
+    """How compiled code keeps a tuple, of the types of the `example`, in memory, and has it again.
+
+    Handing on a tuple from Python takes half a microsecond for each array in it; this is for what
+    stays the same in many calls. The memory is `KEPT_BYTES`.
+
+    The arrays come back bare: their users are not counted, and who calls the compiled code keeps
+    them. Counting these, in memory, at each use of a tuple of arrays costs more than most of what
+    is done with them.
+    """
+    kind = _typeof(example)
+
+    def place(context: Any, builder: Any, signature: Any, memory: Any) -> Any:  # noqa: ANN401
+        made = context.make_array(signature.args[0])(context, builder, memory)
+        as_stored = context.get_value_type(kind)
+        if context.get_abi_sizeof(as_stored) > KEPT_BYTES:
+            raise ValueError("KEPT_BYTES is too little")
+        return builder.bitcast(made.data, as_stored.as_pointer())
+
+    def put(_: object, memory: Any, value: Any) -> Any:  # noqa: ANN401
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            builder.store(arguments[1], place(context, builder, signature, arguments[0]))
+            return context.get_dummy_value()
+
+        return (numba.void(memory, value), generate) if value == kind else None
+
+    def get(_: object, memory: Any) -> Any:  # noqa: ANN401
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+            value = builder.load(place(context, builder, signature, arguments[0]))
+            return _stripped(context, builder, kind, value)
+
+        return kind(memory), generate
+
+    return _intrinsic(put), _intrinsic(get)
+
+
+KEPT_BYTES = 8192
 
 
 def _ones(_: object, word: Any) -> Any:  # noqa: ANN401

@@ -46,7 +46,7 @@ from ptat_parser.blocks import (
     chunks_of,
 )
 from ptat_parser.clock import Clock
-from ptat_parser.jit import Integer, bare, inlined, jit
+from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
@@ -234,8 +234,63 @@ class _Config(NamedTuple):
     hold: np.uint64  # ticks that a fault event waits
 
 
+class _Room(NamedTuple):
+    """What a replay works on, but the accesses."""
+
+    t: Tables
+    out: Records
+    held: _Held
+    timed: _Timed
+    pages: I64
+    counters: I64
+    examples: U64
+    config: _Config
+
+
+_NO_RECORDS = Records(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint8))
+
+
+def _hold_none(capacity: int) -> _Held:
+    return _Held(
+        np.zeros(1, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.uint64),
+        np.empty(capacity, np.uint32),
+        np.empty(capacity, np.uint8),
+        np.empty(capacity, np.uint32),
+    )
+
+
+def _no_events() -> _Timed:
+    return _Timed(
+        np.empty(0, np.uint64),
+        np.empty(0, np.uint8),
+        np.empty(0, np.int32),
+        np.empty(0, np.int32),
+        np.empty(0, np.uint64),
+        np.empty(0, np.int64),
+        np.empty(0, np.bool_),
+        np.empty(0, np.int64),
+        np.empty(0, np.uint64),
+    )
+
+
+_put_room, _room_in = keeping(
+    _Room(
+        Rpt(0, 0).tables,
+        _NO_RECORDS,
+        _hold_none(0),
+        _no_events(),
+        np.empty((0, 0), np.int64),
+        np.empty(0, np.int64),
+        np.empty((0, 0), np.uint64),
+        _Config(_ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO),
+    )
+)
+
+
 # Tuples of arrays are costly to hand on: what runs for each access takes single arrays, and what
-# runs for each event takes bare ones.
+# runs for each event takes bare ones (`jit.keeping`).
 
 
 @inlined
@@ -671,31 +726,28 @@ def _number(
 
 
 @jit
+def _keep(memory: I64, room: _Room) -> None:
+    _put_room(memory, room)
+
+
+@jit
 def _replay(
     chunk: _Accesses,
     start: Integer,
     stop: Integer,
     after: Integer,
     after_ticks: Integer,
-    t: Tables,
-    out: Records,
-    held: _Held,
-    timed: _Timed,
-    pages: I64,
-    count: I64,
-    examples: U64,
-    config: _Config,
+    memory: I64,
 ) -> None:
     """Replay the accesses ``start … stop``, between which no table event stands.
 
-    `after` is the address read right after the chunk, at `after_ticks`.
+    `after` is the address read right after the chunk, at `after_ticks`; `memory` keeps the `_Room`.
 
     Nearly all of them are left to `quick`.
     """
+    t, out, held, timed, pages, count, examples, config = _room_in(memory)
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
     line, faults, entries, records = config.line, config.faults, config.entries, config.records
-    t, out, held, timed = bare(t), bare(out), bare(held), bare(timed)
-    (pages,), (count,) = bare((pages,)), bare((count,))
     levels, store_levels, frames = t.level, t.store_level, t.frame
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
@@ -1094,6 +1146,7 @@ class Replayer:
         else:
             pages[:, : self._pages_used] = 0
         examples = np.zeros((EXAMPLES, 3), np.uint64)
+        memory, room = np.empty(KEPT_BYTES // 8, np.int64), None
         held = _hold_none(0)
         done_accesses = span.first_access
         done_blocks = span.first_block
@@ -1193,10 +1246,18 @@ class Replayer:
                     begin = end
                 while start < position:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
-                    _replay(
-                        accesses, start, stop, after, after_ticks, rpt.tables, records, held,
-                        timed, pages, count, examples, config,
-                    )  # fmt: skip
+                    if not (
+                        room
+                        and room.t is rpt.tables
+                        and room.out is records
+                        and room.held is held
+                        and room.pages is pages
+                    ):
+                        room = _Room(
+                            rpt.tables, records, held, timed, pages, count, examples, config
+                        )
+                        _keep(memory, room)
+                    _replay(accesses, start, stop, after, after_ticks, memory)
                     start = stop
                     if start < position:
                         collect_counts()
@@ -1288,20 +1349,6 @@ def _add(pages: I64, counts: list[Counts]) -> None:
     for page, misses, last_ticks in counts:
         np.add.at(pages[P_MISSES], page, misses)
         np.maximum.at(pages[P_LAST], page, last_ticks)
-
-
-_NO_RECORDS = Records(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint8))
-
-
-def _hold_none(capacity: int) -> _Held:
-    return _Held(
-        np.zeros(1, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.uint64),
-        np.empty(capacity, np.uint32),
-        np.empty(capacity, np.uint8),
-        np.empty(capacity, np.uint32),
-    )
 
 
 def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:
