@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from types import TracebackType
 from typing import IO, Any, NamedTuple
 
@@ -93,9 +94,15 @@ def _width(every: Integer) -> Integer:
 
 
 @jit
-def encode(values: Values, out: U8) -> Integer:
-    """Write integers, at least one, to `out`; return how many bytes they take."""
+def encode(values: Values, out: U8) -> tuple[Integer, Integer, Integer]:
+    """Write integers, at least one, to `out`.
+
+    Returns how many bytes they take, the least and the greatest of them.
+    """
     n = values.size
+    smallest = greatest = values[0]
+    for value in values:  # many at a time
+        smallest, greatest = min(smallest, value), max(greatest, value)
     at = _put_varint(np.uint64(BLOCK), out, 0)
     at = _put_varint(np.uint64(BLOCK // MINIBLOCK), out, at)
     at = _put_varint(np.uint64(n), out, at)
@@ -122,7 +129,7 @@ def encode(values: Values, out: U8) -> Integer:
             if width:
                 _pack(words, width, out, at)
                 at += MINIBLOCK // 8 * width
-    return at
+    return at, smallest, greatest
 
 
 @jit
@@ -172,8 +179,13 @@ def _varint(value: int) -> bytes:
 
 
 def _thrift(value: object) -> tuple[int, bytes]:
-    """Type and bytes of a value in the compact protocol; a struct is a dict by field number."""
+    """Type and bytes of a value in the compact protocol; a struct is a dict by field number.
+
+    A tuple is such a result already.
+    """
     match value:
+        case (int(kind), bytes(item)):
+            return kind, item
         case bool():
             return 1 if value else 2, b""
         case _I8():
@@ -196,6 +208,12 @@ def _thrift(value: object) -> tuple[int, bytes]:
                 before = number
             return 12, out + b"\0"
     raise TypeError(type(value))
+
+
+@cache
+def _data_page(values: int, encoding: int) -> tuple[int, bytes]:
+    """A ``DataPageHeader``; nearly all are alike."""
+    return _thrift({1: values, 2: encoding, 3: _RLE, 4: _RLE})
 
 
 class Column(NamedTuple):
@@ -267,10 +285,12 @@ class _Chunk:
         if isinstance(self.column, Text):
             encoding, size = _RLE_DICTIONARY, encode_indices(values, buffer)
         else:
-            encoding, size = _DELTA_BINARY_PACKED, encode(values, buffer)
-            self._ends += [int(values.min()), int(values.max())]
-        data = {1: values.size, 2: encoding, 3: _RLE, 4: _RLE}
-        _, header = _thrift({1: _DATA_PAGE, 2: size, 3: size, 5: data})
+            encoding = _DELTA_BINARY_PACKED
+            size, *ends = encode(values, buffer)
+            self._ends += ends
+        bytes_ = _thrift(size)
+        data = _data_page(values.size, encoding)
+        _, header = _thrift({1: _DATA_PAGE, 2: bytes_, 3: bytes_, 5: data})
         self._pages += [header, buffer[:size].tobytes()]
         self.values += values.size
         self.size_bytes += len(header) + size

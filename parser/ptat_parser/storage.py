@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,25 +65,25 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size_bytes = path.stat().st_size
+        self._file: int | None = None
         self._held: tuple[int, bytes] | None = None  # of an object store
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_held": None}
+        return self.__dict__ | {"_file": None, "_held": None}
 
     def readinto(self, start_bytes: int, view: memoryview) -> None:
         """Fill `view` with the file from `start_bytes` on; `ParseError` if it is not so long."""
         if is_remote(self.path):
             return self._fetch(start_bytes, view)
-        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while view:
-                done = os.preadv(file, [view], start_bytes)
-                if not done:
-                    raise self._shorter()
-                start_bytes += done
-                view = view[done:]
-        finally:
-            os.close(file)
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._file)
+        while view:
+            done = os.preadv(self._file, [view], start_bytes)
+            if not done:
+                raise self._shorter()
+            start_bytes += done
+            view = view[done:]
 
     def read(self, start_bytes: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `start_bytes` on, fewer at the end."""
