@@ -114,19 +114,20 @@ class Misses:
     def raw(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
         """Batches of time (ns) and page number, as they are stored."""
         wanted = self._pages_wanted
-        scanner = dataset(self.parts).scanner(
-            filter=self._time_filter(),
-            batch_size=BATCH_ROWS,
-            batch_readahead=2,
-            fragment_readahead=1,
-        )
-        for batch in scanner.to_batches():
+        for batch in self._stored():
             time, page = batch["time"].to_numpy(), batch["page"].to_numpy()
             if wanted is not None:
                 rows = wanted[page]
                 time, page = time[rows], page[rows]
             if time.size:
                 yield time, page
+
+    def _stored(self) -> Iterator[pa.RecordBatch]:
+        """A group of rows at a time: pyarrow would read on, however slow we are."""
+        in_time = self._time_filter()
+        for part in dataset(self.parts).get_fragments(in_time):
+            for group in part.split_by_row_group(in_time):
+                yield from group.to_batches(filter=in_time, batch_size=BATCH_ROWS)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Batches of `SCHEMA`, of at most `BATCH_ROWS` rows."""
