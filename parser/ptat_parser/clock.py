@@ -82,6 +82,12 @@ class Clock:
         """Length of a tick in kernel time."""
         return self.cycles_per_tick * 1e9 / self.cycles_hz
 
+    @property
+    def error_ticks(self) -> int:
+        """So many bus ticks the two may be apart, as far as the pairs tell."""
+        error_ns = self.residual_ns if self.error_ns is None else self.error_ns
+        return round(error_ns / self.ns_per_tick)
+
     def to_ns(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Bus ticks → ns of kernel time."""
         since = (ticks - np.uint64(self.origin_ticks)).view(np.int64)

@@ -15,7 +15,9 @@ The clocks of bus and kernel agree to about a microsecond, and so near may an ev
 read. But reads of empty slots show both how soon after its read an event comes (`LAG_LEAST`,
 which clocks may make negative) and how soon the access is tried again (`RETRY_LEAST`, on the
 bus alone). So an event waits a little (`HOLD_S`), and then is about the last read before it or,
-where that is older than a retry takes, about one that the clocks put right behind it.
+where that is older than a retry takes, about one that the clocks put right behind it. Where the
+clocks are worse than reads of a line are apart, the bus decides: the handler stores to the entry,
+so of reads as near to the event as the clocks can tell it is about one with a store behind it.
 """
 
 from __future__ import annotations
@@ -192,6 +194,7 @@ class _Held(NamedTuple):
 
     `first` is the number of the one in element 0 (0-d array), `record` its number among all reads;
     `page` counts from 1; `previous` is the number, plus one, of the read before of the same slot.
+    `stored`: before the next of the slot came a store to it.
     """
 
     first: I64
@@ -200,6 +203,7 @@ class _Held(NamedTuple):
     page: U32
     kind: U8
     previous: U32
+    stored: npt.NDArray[np.bool_]
 
 
 class _Timed(NamedTuple):
@@ -232,6 +236,7 @@ class _Config(NamedTuple):
     continued: bool  # there is a span before
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
+    clock_error: int  # ticks that the clocks may be apart
 
 
 class _Room(NamedTuple):
@@ -258,6 +263,7 @@ def _hold_none(capacity: int) -> _Held:
         np.empty(capacity, np.uint32),
         np.empty(capacity, np.uint8),
         np.empty(capacity, np.uint32),
+        np.empty(capacity, np.bool_),
     )
 
 
@@ -284,7 +290,7 @@ _put_room, _room_in = keeping(
         np.empty((0, 0), np.int64),
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
-        _Config(_ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO),
+        _Config(_ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, 0),
     )
 )
 
@@ -506,12 +512,47 @@ def _match_fault(
     if found < 0:
         count[FAULTS_UNMATCHED] += 1
         return
+    if not held.stored[found]:
+        found = _stored_near(time, slot, found, t, held, count, config)
     held.kind[found] = FAULT
     if config.records:
         out.kind[held.record[found] - count[FIRST_ROW]] = FAULT
     pages[P_MISSES, held.page[found]] -= 1
     pages[P_FAULTED, held.page[found]] += 1
     count[FAULTS_MATCHED] += 1
+
+
+@inlined
+def _stored_near(
+    time: Integer,
+    slot: Integer,
+    otherwise: Integer,
+    t: Tables,
+    held: _Held,
+    count: I64,
+    config: _Config,
+) -> Integer:
+    """Of misses on a slot with a store behind them the nearest, if the clocks allow one."""
+    found = otherwise
+    retry = count[RETRY_LEAST]
+    oldest = time - config.clock_error - (0 if retry == LEAST_UNKNOWN else retry)
+    latest = time + config.clock_error
+    nearest = np.int64(1) << 62
+    link = np.int64(t.last_read[slot])
+    while link != 0:
+        number = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32)
+        at = number - held.first[0]
+        if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
+            break
+        read_ticks = np.int64(held.time[at])
+        if read_ticks < oldest:
+            break
+        away = abs(read_ticks - time)
+        if held.kind[at] == MISS and held.stored[at] and read_ticks <= latest and away < nearest:
+            found = at
+            nearest = away
+        link = np.int64(held.previous[at])
+    return found
 
 
 @inlined
@@ -754,7 +795,8 @@ def _replay(
     counted, carried, last_ticks = t.counted, t.carried, t.last_ticks
     numbers, number_of, last_read = t.page, t.number_of, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
-    held_page, held_kind, held_previous = held.page, held.kind, held.previous
+    held_page, held_kind = held.page, held.kind
+    held_previous, held_stored = held.previous, held.stored
     epoch = np.uint64(count[EPOCH])
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
     quick = line == 1 or not entries  # else each read says which entries were mapped
@@ -827,6 +869,12 @@ def _replay(
                     count[STORES_UNOWNED] += 1
                 else:
                     _store(store_levels[page], slot, line, state, pending, mapped)
+                    if faults and last_read[slot]:
+                        number = count[N_HELD] - (
+                            (count[N_HELD] + 1 - np.int64(last_read[slot])) & _U32
+                        )
+                        if number >= held_first[0]:
+                            held_stored[number - held_first[0]] = True
                     if level and config.continued and numbers[slot] == 0:
                         _number(slot, ranges[frame], numbers, number_of, pages, count, line)
                     if numbers[slot] and level:
@@ -901,6 +949,7 @@ def _replay(
                     held_page[at] = number
                     held_kind[at] = MISS
                     held_previous[at] = last_read[slot]
+                    held_stored[at] = False
                     count[N_HELD] += 1
                     last_read[slot] = count[N_HELD] & _U32
             elif kind == FAULT:
@@ -1045,6 +1094,7 @@ class Replayer:
             False,
             int(session.channel.tick_hz * PATIENCE_S),
             np.uint64(session.channel.tick_hz * HOLD_S),
+            clock.error_ticks,
         )
         self._timed = _timed_events(log, self.rpt, clock, self._config)
         self._events = list(map(TableEvent._make, log.tables.tolist()))
@@ -1359,7 +1409,7 @@ def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:
     keep = min(HELD_BACK, used)
     leaving = used - keep
     new = held if keep + wanted <= held.time.size else _hold_none(2 * HELD_BACK + 2 * wanted)
-    for name in ("record", "time", "page", "kind", "previous"):
+    for name in ("record", "time", "page", "kind", "previous", "stored"):
         getattr(new, name)[:keep] = getattr(held, name)[leaving:used]
     new.first[0] = held.first[0] + leaving
     return new

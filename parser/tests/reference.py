@@ -38,6 +38,7 @@ class Record:
     slot: tuple[int, int, int]  # page, generation, line
     after_loss: int
     missed: bool  # what it was before a fault event changed it
+    stored: bool = False  # before the next miss of the slot
 
 
 @dataclass
@@ -60,11 +61,13 @@ class Reference:
         granularity: int,
         patience: int,
         hold: int,
+        clock_error: int,
     ) -> None:
         self.base, self.size_bytes, self.marker_bytes = base, size_bytes, marker_bytes
         self.line = granularity // 8
         self.patience = patience  # ticks
         self.hold = hold  # ticks
+        self.clock_error = clock_error  # ticks
         self.held: list[Fault] = []
         self.pages: dict[int, Page] = defaultdict(Page)
         self.serving: dict[tuple[int, int, int], int] = {}
@@ -230,7 +233,20 @@ class Reference:
         before = [record for record in candidates if record.ticks <= latest]
         recent = [record for record in before if record.ticks >= oldest]
         if candidates:
-            (recent or candidates)[-1].kind = FAULT
+            found = (recent or candidates)[-1]
+            near = [
+                record
+                for record in reversed(misses)
+                if record.after_loss == self.losses
+                and record.kind == MISS
+                and record.stored
+                and -self.clock_error - min(self.retries, default=0)
+                <= record.ticks - ticks
+                <= self.clock_error
+            ]
+            if near and not found.stored:
+                found = min(near, key=lambda record: abs(record.ticks - ticks))
+            found.kind = FAULT
 
     # Accesses -----------------------------------------------------------------------------------
 
@@ -249,6 +265,12 @@ class Reference:
         line = index // self.line
         page = self.pages.get(number)
         if write:
+            if page and page.store_level:
+                slot = (number, page.generation, line)
+                for record in reversed(self.records):
+                    if record.slot == slot and record.missed:
+                        record.stored = True
+                        break
             if page and page.store_level == 1:
                 page.written.add(line)
             elif page:

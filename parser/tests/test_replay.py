@@ -84,6 +84,7 @@ def reference_of(session, log, reader, placement, fitted):
         session.board.granularity_bytes,
         int(replaying.PATIENCE_S * session.channel.tick_hz),
         int(replaying.HOLD_S * session.channel.tick_hz),
+        fitted.error_ticks,
     )
     return classify(
         reference,
@@ -268,6 +269,35 @@ def test_fault_labels_bear_an_error_of_the_clocks(tmp_path, monkeypatch, error_n
     *_, rows = replay(machine.write(tmp_path / "s"))
     misses = [(t, mm, va, size) for t, kind, mm, va, size in rows if kind == replaying.MISS]
     assert misses == machine.expected
+
+
+@pytest.mark.parametrize("error_ns", [-3000, 0, 3000])
+def test_stores_tell_which_read_of_a_line_faulted(tmp_path, monkeypatch, error_ns):
+    """The clocks are worse than a retry and the next fault on its line are apart."""
+    machine = synthetic.Machine(granularity=64)
+    mm = machine.exec()
+    for page in range(0x40):
+        machine.access(mm, page << 12, write=True)
+        machine.idle(20_000)
+    for page in range(0x40):
+        machine.access(mm, page << 12)
+    for page in range(0x40):
+        machine.set_pte(mm, page << 12, False)
+    for page in range(0x40):
+        machine.access(mm, page << 12)
+        machine.idle(1_000)
+        machine.access(mm, page << 12, write=True)
+        machine.idle(20_000)
+    to_ticks = clock.Clock.to_ticks
+
+    def wrong(fitted, cycles):
+        return (to_ticks(fitted, cycles).astype(np.int64) + error_ns).astype(np.uint64)
+
+    monkeypatch.setattr(clock.Clock, "to_ticks", wrong)
+    monkeypatch.setattr(clock.Clock, "error_ticks", 5000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [(t, mm) for t, kind, mm, _, _ in rows if kind == replaying.MISS]
+    assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
 
 
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
