@@ -11,7 +11,7 @@ Nearly all words of a capture are accesses. Chunks that hold nothing else stay a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -204,6 +204,11 @@ class Chunk:
         """Time, address and direction of an access."""
         return int(self.time[position]), int(self.address[position]), bool(self.write[position])
 
+    def times(self, positions: Sequence[int]) -> list[int]:
+        """Times of accesses."""
+        ticks: list[int] = self.time[np.array(positions, np.int64)].tolist()
+        return ticks
+
     def stores(self) -> tuple[npt.NDArray[np.int64], U64, U64]:
         """Positions, times and addresses of the writes."""
         rows = np.flatnonzero(self.write)
@@ -239,6 +244,11 @@ class PlainChunk:
         """Time, address and direction of an access."""
         ticks, address, write = _access(self.words, position)
         return int(ticks), int(address), bool(write)
+
+    def times(self, positions: Sequence[int]) -> list[int]:
+        """Times of accesses."""
+        ticks: list[int] = _times(self.words, np.array(positions, np.int64)).tolist()
+        return ticks
 
     def stores(self) -> tuple[npt.NDArray[np.int64], U64, U64]:
         """Positions, times and addresses of the writes."""
@@ -603,6 +613,15 @@ def _access(words: U64, position: Integer) -> tuple[Integer, Integer, Integer]:
         now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
     address = (records[-1] & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
     return now, address, records[-1] & WRITE_BIT
+
+
+@jit
+def _times(words: U64, positions: npt.NDArray[np.int64]) -> U64:
+    """Times of accesses in blocks that hold only accesses."""
+    times = np.empty(positions.size, np.uint64)
+    for i in range(positions.size):
+        times[i], _, _ = _access(words, positions[i])
+    return times
 
 
 @jit

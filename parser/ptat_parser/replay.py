@@ -1247,14 +1247,16 @@ class Replayer:
             plain = isinstance(chunk, PlainChunk) and not (steps or chunk.writes)
             if stores_only and plain and not whole:
                 continue
-            at = [chunk.access(position)[0] for position, _ in steps]
-            ends = [position for position, _ in steps] + [chunk.accesses]
+            positions = [position for position, _ in steps]
+            at = chunk.times(positions) if steps else []
+            ends = [*positions, chunk.accesses]
             until = [0] * len(steps)
             if stores_only:
                 if timed.time.size:  # the reads that are left out bring these events, too
+                    before = chunk.times([max(position - 1, 0) for position in positions])
                     until = [
-                        chunk.access(position - 1)[0] if position else before_ticks
-                        for position, _ in steps
+                        ticks if position else before_ticks
+                        for ticks, position in zip(before, positions, strict=True)
                     ]
                 rows, times, addresses = chunk.stores()
                 steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
