@@ -276,9 +276,8 @@ def _take_misses(
     return n
 
 
-_ROOM_FOR = 12
-"""Chunks that records have room for. Writing takes a core's cache from what is counted, and many
-more would not stay in the last cache until they are written."""
+_ROOM_FOR = 48
+"""Chunks that records have room for. Writing takes a core's cache from what is counted."""
 
 _THE_SAME = np.empty(0, np.uint32)
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
