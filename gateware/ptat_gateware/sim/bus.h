@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "Vtop.h"
@@ -91,15 +92,22 @@ class File
 	FILE *file_;
 };
 
-struct Bank {
-	CData *valid, *ready, *we;
-	IData *addr;
+/* Request ports of a channel's banks: a bit or an address each. */
+struct Banks {
+	using Bits = std::conditional_t<banks == 8, CData, SData>;
 
-	void offer(uint64_t request) const
+	Bits *valid, *ready, *we;
+	IData *addr[banks];
+
+	void offer(uint64_t request) const;
+	void withdraw(uint32_t which) const
 	{
-		*valid = 1;
-		*we = !!(request & request_write);
-		*addr = static_cast<uint32_t>(request);
+		*valid &= ~which;
+	}
+	/* Those whose requests will be taken at the edge. */
+	uint32_t taken() const
+	{
+		return *valid & *ready;
 	}
 };
 
@@ -195,23 +203,38 @@ inline unsigned bank_of(uint64_t request)
 	return request >> request_bank_shift & 15;
 }
 
-/* Initialisers of the banks of channel c, those of the second rank after those of the first. */
-#define PTAT_BANK(top, c, b)                                                                       \
-	{ &(top).bank##c##_##b##_valid, &(top).bank##c##_##b##_ready, &(top).bank##c##_##b##_we,   \
-	  &(top).bank##c##_##b##_addr }
+inline void Banks::offer(uint64_t request) const
+{
+	uint32_t bit = UINT32_C(1) << bank_of(request);
+
+	*valid |= bit;
+	*we = request & request_write ? *we | bit : *we & ~bit;
+	*addr[bank_of(request)] = static_cast<uint32_t>(request);
+}
+
+/* Initialiser of the banks of channel c, those of the second rank after those of the first. */
+#define PTAT_ADDR(top, c, b) &(top).banks##c##_addr##b
 #define PTAT_RANK_0(top, c)                                                                        \
-	PTAT_BANK(top, c, 0), PTAT_BANK(top, c, 1), PTAT_BANK(top, c, 2), PTAT_BANK(top, c, 3),    \
-		PTAT_BANK(top, c, 4), PTAT_BANK(top, c, 5), PTAT_BANK(top, c, 6),                  \
-		PTAT_BANK(top, c, 7)
+	PTAT_ADDR(top, c, 0), PTAT_ADDR(top, c, 1), PTAT_ADDR(top, c, 2), PTAT_ADDR(top, c, 3),    \
+		PTAT_ADDR(top, c, 4), PTAT_ADDR(top, c, 5), PTAT_ADDR(top, c, 6),                  \
+		PTAT_ADDR(top, c, 7)
 #define PTAT_RANK_1(top, c)                                                                        \
-	PTAT_BANK(top, c, 8), PTAT_BANK(top, c, 9), PTAT_BANK(top, c, 10), PTAT_BANK(top, c, 11),  \
-		PTAT_BANK(top, c, 12), PTAT_BANK(top, c, 13), PTAT_BANK(top, c, 14),               \
-		PTAT_BANK(top, c, 15)
+	PTAT_ADDR(top, c, 8), PTAT_ADDR(top, c, 9), PTAT_ADDR(top, c, 10), PTAT_ADDR(top, c, 11),  \
+		PTAT_ADDR(top, c, 12), PTAT_ADDR(top, c, 13), PTAT_ADDR(top, c, 14),               \
+		PTAT_ADDR(top, c, 15)
 #if PTAT_RANKS == 1
-#define PTAT_BANKS(top, c) PTAT_RANK_0(top, c)
+#define PTAT_ADDRS(top, c) PTAT_RANK_0(top, c)
 #else
-#define PTAT_BANKS(top, c) PTAT_RANK_0(top, c), PTAT_RANK_1(top, c)
+#define PTAT_ADDRS(top, c) PTAT_RANK_0(top, c), PTAT_RANK_1(top, c)
 #endif
+#define PTAT_BANKS(top, c)                                                                         \
+	{                                                                                          \
+		&(top).banks##c##_valid, &(top).banks##c##_ready, &(top).banks##c##_we,            \
+		{                                                                                  \
+			PTAT_ADDRS(top, c)                                                         \
+		}                                                                                  \
+	}
+
 inline std::vector<uint64_t> load(const std::string &path)
 {
 	return File(path.c_str(), "rb").words();

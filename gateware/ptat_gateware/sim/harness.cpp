@@ -123,23 +123,12 @@ struct Queue {
 };
 
 struct Channel {
-	Bank bank[banks];
+	Banks ports;
 	CData *column_phases, *column_bank;
 	Link link;
 	Queue queue[banks];
-	/* Banks that are offered a request, and those that are to be offered their next. */
-	uint32_t offered = 0, waiting = 0;
-
-	void offer(unsigned b, uint64_t request)
-	{
-		bank[b].offer(request);
-		offered |= UINT32_C(1) << b;
-	}
-	void withdraw(unsigned b)
-	{
-		*bank[b].valid = 0;
-		offered &= ~(UINT32_C(1) << b);
-	}
+	/* Banks that are to be offered their next request. */
+	uint32_t waiting = 0;
 };
 
 class Machine
@@ -150,7 +139,7 @@ class Machine
 	{
 #define CHANNEL(c)                                                                                 \
 	{                                                                                          \
-		{ PTAT_BANKS(top_, c) }, &top_.column##c##_phases, &top_.column##c##_bank,         \
+		PTAT_BANKS(top_, c), &top_.column##c##_phases, &top_.column##c##_bank,             \
 			{ &top_.link##c##_valid, &top_.link##c##_ready, &top_.link##c##_last,      \
 			  &top_.link##c##_data, bus[c] },                                          \
 		{                                                                                  \
@@ -213,7 +202,7 @@ class Machine
 void Machine::clear_banks()
 {
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++)
-		for_each_bit(channels_[c].offered, [&](unsigned b) { channels_[c].withdraw(b); });
+		channels_[c].ports.withdraw(~UINT32_C(0));
 }
 
 void Machine::offer_flood()
@@ -221,17 +210,17 @@ void Machine::offer_flood()
 	for (unsigned c = 0; c < PTAT_CHANNELS; c++) {
 		Channel &channel = channels_[c];
 
+		channel.ports.withdraw(channel.waiting);
 		for_each_bit(channel.waiting, [&](unsigned b) {
 			Queue &queue = channel.queue[b];
 
-			channel.withdraw(b);
 			if (queue.pause_clocks) {
 				queue.pause_clocks--;
 				return;
 			}
 			channel.waiting &= ~(UINT32_C(1) << b);
 			if (queue.next < queue.requests.size())
-				channel.offer(b, (*requests_)[queue.requests[queue.next]]);
+				channel.ports.offer((*requests_)[queue.requests[queue.next]]);
 		});
 	}
 }
@@ -240,7 +229,7 @@ void Machine::offer_timed()
 {
 	clear_banks();
 	if (const uint64_t *request = timed_.next(ticks_, columns_, top_.advance))
-		channels_[channel_of(*request)].offer(bank_of(*request), *request);
+		channels_[channel_of(*request)].ports.offer(*request);
 }
 
 /* The state before an edge of the snooper's clock: what happens at it. */
@@ -259,9 +248,7 @@ void Machine::before_snoop_edge()
 			if (mode_ == TIMED)
 				timed_.seen(at);
 		}
-		for_each_bit(channel.offered, [&](unsigned b) {
-			if (!*channel.bank[b].ready)
-				return;
+		for_each_bit(channel.ports.taken(), [&](unsigned b) {
 			if (mode_ == TIMED) {
 				timed_.taken();
 				return;

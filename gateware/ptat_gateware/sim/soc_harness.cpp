@@ -400,12 +400,11 @@ class Machine
 
 	void before_snoop_edge()
 	{
-		for (const Bank &bank : banks_)
-			*bank.valid = 0;
+		banks_.withdraw(~UINT32_C(0));
 		if (!timing_)
 			return;
 		if (const uint64_t *request = timed_.next(ticks_, columns_, top_->advance))
-			banks_[bank_of(*request)].offer(*request);
+			banks_.offer(*request);
 	}
 
 	/* The state before the edge: what happens at it. */
@@ -419,15 +418,14 @@ class Machine
 			columns_.put(column(0, top_->column0_bank, at));
 			timed_.seen(at);
 		}
-		for (const Bank &bank : banks_)
-			if (*bank.valid && *bank.ready)
-				timed_.taken();
+		if (banks_.taken())
+			timed_.taken();
 		ticks_ += phases * (UINT64_C(1) + top_->advance);
 		cycles_++;
 	}
 
 	std::unique_ptr<Vtop> top_ = std::make_unique<Vtop>();
-	Bank banks_[banks] = { PTAT_BANKS(*top_, 0) };
+	Banks banks_ = PTAT_BANKS(*top_, 0);
 	File columns_, uart_;
 	Network network_;
 	uint64_t snoop_ps_, sys_ps_;

@@ -66,18 +66,14 @@ def clock_io() -> list[Any]:
 
 
 def controller_io(channel: int, ranks: int) -> list[Any]:
-    """Requests of each bank of a channel, and its column commands."""
+    """Requests of the banks of a channel, a bit or an address each, and its column commands."""
+    banks = ranks * BANKS
     return [
-        *(
-            (
-                f"bank{channel}_{bank}",
-                0,
-                Subsignal("valid", Pins(1)),
-                Subsignal("ready", Pins(1)),
-                Subsignal("we", Pins(1)),
-                Subsignal("addr", Pins(REQUEST_BITS)),
-            )
-            for bank in range(ranks * BANKS)
+        (
+            f"banks{channel}",
+            0,
+            *(Subsignal(name, Pins(banks)) for name in ("valid", "ready", "we")),
+            *(Subsignal(f"addr{bank}", Pins(REQUEST_BITS)) for bank in range(banks)),
         ),
         (
             f"column{channel}",
@@ -163,14 +159,13 @@ class Controller(LiteXModule):
 
     def connect(self, platform: SimPlatform, channel: int) -> list[Any]:
         """To the pins of `controller_io`."""
-        statements = []
+        pads = platform.request(f"banks{channel}")
+        statements = [pads.ready.eq(Cat(bank.ready for bank in self.banks))]
         for i, bank in enumerate(self.banks):
-            pads = platform.request(f"bank{channel}_{i}")
             statements += [
-                bank.valid.eq(pads.valid),
-                bank.we.eq(pads.we),
-                bank.addr.eq(pads.addr),
-                pads.ready.eq(bank.ready),
+                bank.valid.eq(pads.valid[i]),
+                bank.we.eq(pads.we[i]),
+                bank.addr.eq(getattr(pads, f"addr{i}")),
             ]
         column = platform.request(f"column{channel}")
         for i, command in enumerate(self.commands):
