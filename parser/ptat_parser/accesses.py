@@ -145,6 +145,7 @@ class _Stream:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._buffer = memoryview(bytearray(READ_BYTES))
         file: IO[bytes] = sys.stdin.buffer if name == "-" else Path(name).open("rb")  # noqa: SIM115
         self._file = file
         start = file.peek(4)[:4]  # type: ignore[attr-defined]
@@ -185,8 +186,9 @@ class _Stream:
             return ahead
         while True:
             try:
-                if data := self._part.read(READ_BYTES):
-                    return bytes(data)
+                # Arrow's read() does not give its memory back where decompressing fails.
+                if count := self._part.readinto(self._buffer):  # type: ignore[attr-defined]
+                    return bytes(self._buffer[:count])
                 self._part = next(self._parts)
             except StopIteration:
                 return b""
