@@ -36,10 +36,20 @@ def segments(count: int, seed: int = 1, channels: int = 1) -> list[Requests]:
 
 @needs_verilator
 def test_300_000_requests(capsys):
-    assert sim_snoop.main(["--requests", "300000"]) == 0
+    assert sim_snoop.main(["--requests", "300000", "--jobs", "2"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told.pop("cycles_per_s") > 0
-    assert told == {"requests": 300_000, "recovered": 300_000, "wrong": 0, "lost": 0}
+    counts = {"requests": 300_000, "recovered": 300_000, "wrong": 0, "lost": 0}
+    assert told == {**counts, "simulators": 2}
+
+
+def test_requests_are_shared_out_among_simulators():
+    parts = segments(300_000)
+    for jobs in (1, 2, 3, len(parts), len(parts) + 1):
+        lots = sim_snoop.shared_out(parts, jobs)
+        assert len(lots) == min(jobs, len(parts))
+        assert [id(part) for lot in lots for part in lot] == [id(part) for part in parts]
+        assert max(map(len, lots)) - min(map(len, lots)) <= 1
 
 
 @needs_verilator
@@ -222,7 +232,8 @@ def test_banks_overtake_each_other_but_not_themselves():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--requests", "0"], ["--stall", "0:5"], ["--stall", "many"]]
+    "arguments",
+    [["--requests", "0"], ["--stall", "0:5"], ["--stall", "many"], ["--jobs", "0"]],
 )
 def test_arguments_that_make_no_sense(arguments):
     with pytest.raises(SystemExit) as stopped:
@@ -241,6 +252,14 @@ def test_trace_of_another_format_version(tmp_path, capsys):
     block.tofile(trace)
     assert sim_snoop.main(["--trace", str(trace)]) == 2
     assert "format version 2; this ptat reads version 1" in capsys.readouterr().err
+
+
+def test_trace_without_accesses(tmp_path, capsys):
+    trace = tmp_path / "bus.0.raw"
+    with trace.open("wb") as file, BlockWriter(file) as writer:
+        writer.mark(1, wire.Mark.START)
+    assert sim_snoop.main(["--trace", str(trace)]) == 2
+    assert "has no accesses" in capsys.readouterr().err
 
 
 def test_trace_that_is_none(tmp_path, capsys):

@@ -7,20 +7,25 @@ is known without it: the harness notes the time and the bank of each column comm
 serves its requests in order. So each record is held against one request: address, read or
 write, and the very tick.
 
-Ends with one JSON line: ``{"requests", "recovered", "wrong", "lost", "cycles_per_s"}``; ``lost``
-are requests that no record tells of, ``cycles_per_s`` are the controllers' clocks in a second of
-the simulator's CPU time (it has one thread). Exit status 1 if any is wrong, the stream's own count
-of losses is another, or any is lost though the links never stall.
+The requests are shared out among simulators, one on each CPU.
+
+Ends with one JSON line: ``{"requests", "recovered", "wrong", "lost", "cycles_per_s",
+"simulators"}``; ``lost`` are requests that no record tells of, ``cycles_per_s`` are clocks of all
+controllers in a second of the time that the simulators run. Exit status 1 if any is wrong, a
+stream's own count of losses is another, or any is lost though the links never stall.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, astuple, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +37,7 @@ from ptat_gateware.sim.words import BANK_SHIFT, PAUSE_SHIFT
 from ptat_host.dram import Window
 from ptat_parser import wire
 from ptat_parser.blocks import BusReader, Lost
-from ptat_parser.errors import PtatError
+from ptat_parser.errors import BadInput, PtatError
 from ptat_testbed.snooped import SnoopedMemory, bank_in_all
 
 U64 = npt.NDArray[np.uint64]
@@ -115,6 +120,12 @@ def generate(count: int, memory_bytes: int, seed: int) -> Iterator[Requests]:
         lines = PATTERNS[i % len(PATTERNS)](rng, size, memory_bytes)
         write = rng.random(size) < (0.5, 0.0, 1.0, 0.1)[i // len(PATTERNS) % 4]
         yield Requests(lines * np.uint64(LINE_BYTES), write)
+
+
+def shared_out(segments: Sequence[Requests], jobs: int) -> list[Sequence[Requests]]:
+    """Segments for each of so many simulators, about as many, in order."""
+    ends = [len(segments) * job // jobs for job in range(jobs + 1)]
+    return [segments[a:b] for a, b in pairwise(ends) if a < b]
 
 
 def from_trace(path: Path) -> Iterator[Requests]:
@@ -304,23 +315,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=parse_stall,
         help="OPEN:CLOSED, mean clocks that the link takes words, or not",
     )
+    parser.add_argument(
+        "--jobs", type=int, help="simulators that share the requests (default: one a CPU)"
+    )
     arguments = parser.parse_args(argv)
     if arguments.requests < 1:
         parser.error("--requests: at least 1")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        parser.error("--jobs: at least 1")
+
     memory_bytes = arguments.channels * CHANNEL_BYTES
-    try:
-        if arguments.trace:
-            segments = list(from_trace(arguments.trace))
-        else:
-            segments = list(generate(arguments.requests, memory_bytes, arguments.seed))
-        verdict, result = run_requests(
+
+    def simulate(segments: Sequence[Requests], seed: int) -> tuple[Verdict, run.Result]:
+        return run_requests(
             segments,
             channels=arguments.channels,
             ranks=arguments.ranks,
-            seed=arguments.seed,
+            seed=seed,
             sys_ps=arguments.sys_ps,
             stall=arguments.stall,
         )
+
+    try:
+        if arguments.trace:
+            segments, jobs = list(from_trace(arguments.trace)), 1
+            if not any(segment.address.size for segment in segments):
+                raise BadInput(f"{arguments.trace}: has no accesses", "record some")
+        else:
+            segments = list(generate(arguments.requests, memory_bytes, arguments.seed))
+            jobs = arguments.jobs or len(os.sched_getaffinity(0))
+        lots = shared_out(segments, jobs)
+        # Builds the simulator, if need be, before several want it.
+        SnoopedMemory(arguments.channels, [Window(0, memory_bytes)], ranks=arguments.ranks)
+        seeds = range(arguments.seed, arguments.seed + len(lots))
+        # Threads: each waits for a simulator.
+        with ThreadPoolExecutor(len(lots)) as pool:
+            done = list(pool.map(simulate, lots, seeds))
     except Wrong as wrong:
         print(f"sim-snoop: {wrong}", file=sys.stderr)
         return 1
@@ -329,8 +359,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.hint:
             print(f"sim-snoop: {error.hint}", file=sys.stderr)
         return 2
-    speed = round(result.cycles / result.cpu_seconds)
-    print(json.dumps({**asdict(verdict), "cycles_per_s": speed}))
+    verdict = Verdict(*map(sum, zip(*(astuple(part) for part, _ in done), strict=True)))
+    results = [result for _, result in done]
+    took_s = max(result.ended_s for result in results) - min(result.begun_s for result in results)
+    speed = round(sum(result.cycles for result in results) / took_s)
+    print(json.dumps({**asdict(verdict), "cycles_per_s": speed, "simulators": len(lots)}))
     return int(verdict.wrong > 0 or (verdict.lost > 0 and not arguments.stall))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,12 @@ class Result:
     `registers`: the values read, by name. `time_ticks`, `channel` and `bank`, shape
     ``(commands,)``: when each column command was on which channel's DFI, for which bank (rank
     above), by what the harness saw there; for pauses of timed runs the channel is
-    `words.PAUSE_CHANNEL`.
+    `words.PAUSE_CHANNEL`. From `begun_s` to `ended_s` the simulator ran (`time.monotonic`).
     """
 
     cycles: int
-    cpu_seconds: float
+    begun_s: float
+    ended_s: float
     registers: dict[str, list[int]]
     time_ticks: U64
     channel: npt.NDArray[np.uint8]
@@ -132,7 +134,9 @@ class Simulation:
                 "columns",
                 *bus_paths,
             ]
+            begun_s = time.monotonic()
             done = subprocess.run(command, cwd=work, input=script, capture_output=True, text=True)
+            ended_s = time.monotonic()
             if done.returncode:
                 raise SimulatorError(done.stderr.strip() or f"harness: exit {done.returncode}")
             columns = np.fromfile(Path(work) / "columns", "<u8")
@@ -140,7 +144,8 @@ class Simulation:
         bank_mask = (1 << COLUMN_CHANNEL_SHIFT - COLUMN_BANK_SHIFT) - 1
         return Result(
             told["cycles"],
-            told["cpu_seconds"],
+            begun_s,
+            ended_s,
             self._values(told["reads"]),
             columns & np.uint64((1 << COLUMN_BANK_SHIFT) - 1),
             (columns >> np.uint64(COLUMN_CHANNEL_SHIFT)).astype(np.uint8),
