@@ -17,6 +17,7 @@ static void stores(struct vm_fault *vmf, pte_t *ptep, pmd_t *pmdp, pte_t pte, pm
 	clear_bit(_PAGE_BIT_ACCESSED, (unsigned long *)&vmf->pte->pte); /* found */
 	memset(ptep, 0, PAGE_SIZE);					/* found */
 	clear_page(pmdp);						/* found */
+	set_ptes_lazy(mm, addr, ptep, pte, 1);				/* found */
 
 	/* Through the primitives, or to no entry of a table. */
 	set_pte(ptep, pte);

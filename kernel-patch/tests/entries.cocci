@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 //
 // Finds what may store to an entry of a page table other than through set_pte() and the like:
-// stores through pointers to entries, and pointers to entries that become pointers to something
-// else. See test_entries.py.
+// stores through pointers to entries, pointers to entries that become pointers to something else,
+// and calls of functions that leave it to the caller's loop to mirror. See test_entries.py.
 
 @store@
 typedef pte_t, pmd_t;
@@ -79,3 +79,10 @@ identifier f =~ "^(__)?(mem(set|cpy|move)|(clear|copy)_page|copy_(from|to)_user|
 expression list before, after;
 @@
 * f(before, entry, after)
+
+// Says nothing until the end of the caller's loop.
+@told_later@
+identifier f =~ "^(set_ptes|set_pte_at|wrprotect_ptes|(get_and_)?clear_full_ptes|ptep_set_wrprotect|ptep_get_and_clear_full)_lazy$";
+expression list arguments;
+@@
+* f(arguments)

@@ -85,4 +85,4 @@ def test_a_change_of_one_series_is_noticed(tmp_path: Path) -> None:
         )
     (tmp_path / "work").mkdir()
     found = differences(changed, tmp_path / "work")
-    assert found.splitlines() == ["hook arch/x86/include/asm/pgtable.h: ptat_mirror: 3 -> 2"]
+    assert found.splitlines() == ["hook arch/x86/include/asm/pgtable.h: ptat_mirror: 4 -> 3"]

@@ -6,7 +6,7 @@
  *
  * Prints "cost NAME MEDIAN" for each operation: means have timer ticks and deferred work in them.
  * With "traced" in the kernel's command line, the process that does it all is traced, and so are
- * its children.
+ * its children; with "beside", it is not, but another process is.
  */
 #include <err.h>
 #include <fcntl.h>
@@ -267,7 +267,7 @@ static void mount_at(const char *type, const char *path)
 		err(1, "%s", path);
 }
 
-static bool is_traced(void)
+static bool asked_for(const char *word)
 {
 	char command_line[1024] = "";
 	int fd = open("/proc/cmdline", O_RDONLY);
@@ -275,7 +275,7 @@ static bool is_traced(void)
 	if (read(fd, command_line, sizeof(command_line) - 1) < 0)
 		err(1, "/proc/cmdline");
 	close(fd);
-	return strstr(command_line, "traced");
+	return strstr(command_line, word);
 }
 
 static void trace_self(void)
@@ -287,6 +287,28 @@ static void trace_self(void)
 	close(fd);
 }
 
+/* Starts a traced process, and waits until it is. */
+static void trace_another(void)
+{
+	int pipes[2];
+	char byte = 0;
+	pid_t pid;
+
+	if (pipe(pipes))
+		err(1, "pipe");
+	pid = fork();
+	if (pid == 0) {
+		trace_self();
+		if (write(pipes[1], &byte, 1) == 1)
+			pause();
+		_exit(1);
+	}
+	if (pid < 0 || read(pipes[0], &byte, 1) != 1)
+		err(1, "trace another process");
+	close(pipes[0]);
+	close(pipes[1]);
+}
+
 /* Runs itself again, in an address space that is traced from its first page on. */
 static void run(char *program)
 {
@@ -295,7 +317,7 @@ static void run(char *program)
 	pid_t pid = fork();
 
 	if (pid == 0) {
-		if (is_traced())
+		if (asked_for("traced"))
 			trace_self();
 		execv(program, argv);
 		err(1, "%s", program);
@@ -314,6 +336,8 @@ int main(int argc, char **argv)
 	}
 	mount_at("proc", "/proc");
 	mount_at("sysfs", "/sys");
+	if (asked_for("beside"))
+		trace_another();
 	run(argv[0]);
 	puts("cost: done");
 	fflush(stdout);

@@ -9,13 +9,14 @@ Another amount of memory moves all that the kernel allocates; how far the counts
 spread.
 
 Compared are the unpatched kernel and the patched one, of the same source and configuration, in
-four ways: unpatched; with CONFIG_PTAT but without ``ptat=``; with ``ptat=``, for a process that
-is not traced; and for one that is. An uncached store counts as one instruction, as does any.
+five ways: unpatched; with CONFIG_PTAT but without ``ptat=`` (off); with ``ptat=`` while no process
+was traced yet (idle); for a process that is not traced, beside one that is (untraced); and for one
+that is traced. An uncached store counts as one instruction, as does any.
 
-Ends with one JSON line: ``{"off_percent", "untraced_percent", "traced", "unpatched",
-"spread_percent", "repeatable"}``. The first two are what an operation takes more than on the
-unpatched kernel, in percent; `traced` and `unpatched` are instructions. Exit status 1 if a
-machine does not repeat its counts.
+Ends with one JSON line: ``{"off_percent", "idle_percent", "untraced_percent", "traced",
+"unpatched", "spread_percent", "repeatable"}``. The first three are what an operation takes more
+than on the unpatched kernel, in percent; `traced` and `unpatched` are instructions. Exit status 1
+if a machine does not repeat its counts.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def ways() -> tuple[Way, ...]:
     return (
         Way("unpatched", unpatched, ""),
         Way("off", patched, ""),
-        Way("untraced", patched, REGION),
+        Way("idle", patched, REGION),
+        Way("untraced", patched, f"{REGION} beside"),
         Way("traced", patched, f"{REGION} traced"),
     )
 
@@ -136,24 +138,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: {operation: fmean(run[operation] for run in of) for operation in of[0]}
         for name, of in runs.items()
     }
-    off, untraced, traced = (
-        above_percent(mean[name], mean["unpatched"]) for name in ("off", "untraced", "traced")
-    )
+    above = {
+        name: above_percent(of, mean["unpatched"])
+        for name, of in mean.items()
+        if name != "unpatched"
+    }
     spread = {
         operation: round(
             max(spread_percent([run[operation] for run in of]) for of in runs.values()), 3
         )
         for operation in mean["unpatched"]
     }
-    print(f"{'instructions':16} {'unpatched':>11} {'off':>9} {'untraced':>9} {'traced':>9}  spread")
+    names = "".join(f"{name:>10}" for name in above)
+    print(f"{'instructions':16} {'unpatched':>11}{names}  spread")
     for name, count in mean["unpatched"].items():
-        print(
-            f"{name:16} {count:11,.0f} {off[name]:+8.2f}% {untraced[name]:+8.2f}%"
-            f" {traced[name]:+8.2f}%  {spread[name]:.2f}%"
-        )
+        more = "".join(f"{of[name]:+9.2f}%" for of in above.values())
+        print(f"{name:16} {count:11,.0f}{more}  {spread[name]:.2f}%")
     result = {
-        "off_percent": off,
-        "untraced_percent": untraced,
+        "off_percent": above["off"],
+        "idle_percent": above["idle"],
+        "untraced_percent": above["untraced"],
         "traced": {name: round(count) for name, count in mean["traced"].items()},
         "unpatched": {name: round(count) for name, count in mean["unpatched"].items()},
         "spread_percent": spread,
