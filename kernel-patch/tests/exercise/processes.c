@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -428,6 +429,138 @@ static void threads(void)
 		require(!pthread_join(thread[i], NULL));
 }
 
+/* ---- What another thread sees meanwhile ---- */
+
+#define SEEN_BYTES TABLE_SPAN
+
+static char *seen;
+static atomic_ulong *passes; /* over `seen`, shared with children */
+static atomic_ulong turn;
+
+static volatile unsigned long *value(size_t offset)
+{
+	return (volatile unsigned long *)(seen + offset);
+}
+
+/* Until the other thread has looked at each page once more. */
+static void another_pass(void)
+{
+	unsigned long before = *passes;
+
+	while (*passes < before + 2)
+		sched_yield();
+}
+
+static pthread_t seen_by(void *(*run)(void *), char *memory)
+{
+	pthread_t thread;
+
+	seen = memory;
+	passes = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	require(passes != MAP_FAILED);
+	turn = 0;
+	require(!pthread_create(&thread, NULL, run, NULL));
+	return thread;
+}
+
+#define DROP_TURNS 40UL
+
+/* In odd turns pages are filled and dropped; in even ones none of it may be seen. */
+static void *look(void *unused)
+{
+	(void)unused;
+	for (unsigned long now; (now = turn) <= DROP_TURNS; ++*passes)
+		for (size_t i = 0; i < SEEN_BYTES; i += PAGE) {
+			unsigned long shown = *value(i);
+
+			require(!shown || (now % 2 && shown == now));
+		}
+	return NULL;
+}
+
+static void drop_again(char *memory, void (*drop)(int), int fd)
+{
+	pthread_t thread = seen_by(look, memory);
+
+	while (turn < DROP_TURNS) {
+		turn++;
+		another_pass();
+		for (size_t i = 0; i < SEEN_BYTES; i += PAGE)
+			*value(i) = turn;
+		another_pass();
+		drop(fd);
+		turn++;
+		another_pass();
+	}
+	turn++;
+	require(!pthread_join(thread, NULL));
+}
+
+static void by_advice(int unused)
+{
+	(void)unused;
+	require(!madvise(seen, SEEN_BYTES, MADV_DONTNEED));
+}
+
+static void by_mmap(int unused)
+{
+	(void)unused;
+	require(mmap(seen, SEEN_BYTES, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == seen);
+}
+
+static void by_hole(int fd)
+{
+	require(!fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, SEEN_BYTES));
+}
+
+static void dropped_meanwhile(void)
+{
+	int fd = memfd_create("seen", 0);
+	char *file = area(SEEN_BYTES, TABLE_SPAN);
+
+	drop_again(small_pages(SEEN_BYTES), by_advice, -1);
+	drop_again(small_pages(SEEN_BYTES), by_mmap, -1);
+	require(fd >= 0 && !ftruncate(fd, SEEN_BYTES));
+	require(mmap(file, SEEN_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+		file);
+	drop_again(file, by_hole, fd);
+	close(fd);
+}
+
+#define FORK_TURNS 20UL
+
+static void *count(void *unused)
+{
+	(void)unused;
+	for (; turn < FORK_TURNS; ++*passes)
+		for (size_t i = 0; i < SEEN_BYTES; i += PAGE)
+			++*value(i);
+	return NULL;
+}
+
+/* What the parent's threads write must not come to the child. */
+static void stays(void *unused)
+{
+	static unsigned long before[SEEN_BYTES / PAGE];
+
+	(void)unused;
+	for (size_t i = 0; i < SEEN_BYTES; i += PAGE)
+		before[i / PAGE] = *value(i);
+	another_pass();
+	for (size_t i = 0; i < SEEN_BYTES; i += PAGE)
+		require(before[i / PAGE] == *value(i));
+}
+
+static void forked_meanwhile(void)
+{
+	pthread_t thread = seen_by(count, small_pages(SEEN_BYTES));
+
+	for (; turn < FORK_TURNS; turn++)
+		finish(start(stays, NULL));
+	require(!pthread_join(thread, NULL));
+}
+
 /* ---- The memory of another process ---- */
 
 static void write_to_other(void)
@@ -489,6 +622,8 @@ const struct group process_groups[] = {
 	{ "killed for want of memory", out_of_memory },
 	{ "shared mapping of 100 processes", hundred_processes },
 	{ "threads", threads },
+	{ "threads look while pages are dropped", dropped_meanwhile },
+	{ "threads write while others fork", forked_meanwhile },
 	{ "memory of another process", write_to_other },
 	{ 0 },
 };
