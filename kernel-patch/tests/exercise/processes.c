@@ -463,7 +463,7 @@ static pthread_t seen_by(void *(*run)(void *), char *memory)
 	return thread;
 }
 
-#define DROP_TURNS 40UL
+#define DROP_TURNS 12UL
 
 /* In odd turns pages are filled and dropped; in even ones none of it may be seen. */
 static void *look(void *unused)
@@ -528,7 +528,7 @@ static void dropped_meanwhile(void)
 	close(fd);
 }
 
-#define FORK_TURNS 20UL
+#define FORK_TURNS 12UL
 
 static void *count(void *unused)
 {
