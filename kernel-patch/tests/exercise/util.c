@@ -172,13 +172,22 @@ void fill(char *p, size_t size, int seed)
 
 void check_fill(const char *p, size_t size, int seed)
 {
-	size_t bad = 0;
+	size_t bad = 0, at = 0;
+	uint64_t holds = 0;
 
-	for (size_t i = 0; i < size; i += PAGE)
-		bad += *(const volatile uint64_t *)(p + i) != mark(i, seed);
+	for (size_t i = 0; i < size; i += PAGE) {
+		uint64_t value = *(const volatile uint64_t *)(p + i);
+
+		if (value != mark(i, seed) && !bad++) {
+			at = i;
+			holds = value;
+		}
+	}
 	errno = 0;
 	if (bad)
-		wrong("%zu of %zu pages do not hold what was written to them", bad, size / PAGE);
+		wrong("%zu of %zu pages do not hold what was written to them: %#lx, not %#lx, at "
+		      "%#zx",
+		      bad, size / PAGE, holds, mark(at, seed), at);
 }
 
 void check_page(const char *p, size_t offset, int seed)
