@@ -14,19 +14,23 @@ in a process of its own:
   CRCs, then for the counts, and the time of the last read of each page
 * bound_parquet: the same, and each read's time and page, written as Parquet
 * counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
+* bound_workers: two of these at once, in processes that share nothing but the machine
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
   a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
 
 All are one core's, by the CPU time that they take, which on a machine with nothing else to do is
-the time that passes; but workers_2, ``ptat parse --workers 2``, is by the latter. `elapsed_s` has
-that of all. The counts of all must be the same. `start_s` is how long a Python takes from its start
-to the results of a capture of 100,000 records, when what numba compiles is in its cache.
+the time that passes; but bound_workers and workers_2, ``ptat parse --workers 2``, are by the
+latter. `elapsed_s` has that of all. The counts of all must be the same. `start_s` is how long a
+Python takes from its start to the results of a capture of 100,000 records, when what numba compiles
+is in its cache.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import multiprocessing.pool
 import os
 import resource
 import shutil
@@ -35,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +60,9 @@ JOIN_RECORDS = 5_000_000
 """The joins get so many reads at most: they hold all of them, several times."""
 
 STREAM_BYTES = 1 << 20
+
+BY_ELAPSED = ("bound_workers", "workers_2")
+"""What more than one core does."""
 
 
 def streaming(path: Path) -> int:
@@ -172,6 +180,21 @@ def to_parquet(path: Path) -> int:
     return int(parse(path).summary["totals"]["accesses"])
 
 
+@cache
+def _two_processes() -> multiprocessing.pool.Pool:
+    return multiprocessing.get_context("spawn").Pool(2)
+
+
+def bound_workers(path: Path) -> int:
+    """Parse the session and a copy of it at once; return the number of accesses of both."""
+    copy = path.with_name(f"{path.name}-copy")
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns("results"), copy_function=os.link)
+    try:
+        return sum(_two_processes().map(to_parquet, [path, copy], chunksize=1))
+    finally:
+        shutil.rmtree(copy)
+
+
 # The joins ----------------------------------------------------------------------------------------
 
 
@@ -281,7 +304,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
 
 def measure(what: str, path: Path) -> dict[str, Any]:
     """One figure, in this process."""
-    if what != "workers_2":
+    if what not in BY_ELAPSED:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.environ["POLARS_MAX_THREADS"] = "1"
     figures: dict[str, Any] = {}
@@ -300,6 +323,7 @@ def measure(what: str, path: Path) -> dict[str, Any]:
             "bound_parquet": bound_parquet,
             "counts_only": counts_only,
             "to_parquet": to_parquet,
+            "bound_workers": bound_workers,
             "workers_2": workers_2,
         }
         if what != "streaming":
@@ -309,7 +333,7 @@ def measure(what: str, path: Path) -> dict[str, Any]:
         if what == "to_parquet":
             files = list((path / "results" / "misses").iterdir())
             figures["bytes"] = sum(file.stat().st_size for file in files)
-    seconds = elapsed if what == "workers_2" else cpu
+    seconds = elapsed if what in BY_ELAPSED else cpu
     return figures | {
         "records_per_s": round(records / seconds),
         "elapsed_s": round(elapsed, 2),
@@ -324,6 +348,7 @@ FIGURES = (
     "counts_only",
     "bound_parquet",
     "to_parquet",
+    "bound_workers",
     "workers_2",
     "duckdb",
     "polars",
