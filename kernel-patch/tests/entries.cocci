@@ -82,7 +82,7 @@ expression list before, after;
 
 // Says nothing until the end of the caller's loop.
 @told_later@
-identifier f =~ "^(set_ptes|set_pte_at|wrprotect_ptes|(get_and_)?clear_full_ptes|ptep_set_wrprotect|ptep_get_and_clear_full)_lazy$";
+identifier f =~ "^((set_ptes|set_pte_at|wrprotect_ptes|(get_and_)?clear_full_ptes|clear_not_present_full_ptes|ptep_set_wrprotect|ptep_get_and_clear_full)_lazy|set_pte_range)$";
 expression list arguments;
 @@
 * f(arguments)
