@@ -125,8 +125,10 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 			called = on_access_keep;
 		} else if (!strcmp(argv[i], "look=on")) {
 			called = on_access_look;
-			if (pthread_create(&thread, NULL, look_up_all, NULL))
+			if (pthread_create(&thread, NULL, look_up_all, NULL)) {
+				fprintf(stderr, "floor plugin: cannot start a thread\n");
 				return -1;
+			}
 		} else {
 			fprintf(stderr, "floor plugin: %s: only keep=on or look=on\n", argv[i]);
 			return -1;
