@@ -38,6 +38,8 @@ TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
 TESTS = "tools/testing/selftests/mm"
 SOURCES = ("Makefile", "Kbuild", "arch/x86", "include", "lib", "mm", "scripts", "tools", "usr")
 """What building the tests reads: they include some of the kernel's own files."""
+LIBURING = Path("/usr/include/liburing.h")
+"""Without it, the tests are built, but those of io_uring do nothing."""
 CATEGORIES = (
     *("mmap", "mremap", "mlock", "madv_populate", "memfd_secret", "process_mrelease", "mkdirty"),
     *("mdwe", "migration", "soft_dirty", "pagemap", "pkey", "gup_test", "userfaultfd", "cow"),
@@ -80,8 +82,10 @@ def selftests() -> Path:
 
     :raises BoardError: they cannot be built.
     """
+    if not LIBURING.exists():
+        raise BoardError(f"there is no {LIBURING}", "run setup/packages.sh kernel")
     patches = sorted((build.KERNEL_SCRIPT.parent / "linux-6.12").glob("*.patch"))
-    key = hashlib.sha256(repr((TARBALL.stat().st_mtime_ns, SOURCES)).encode())
+    key = hashlib.sha256(repr((TARBALL.stat().st_mtime_ns, SOURCES, str(LIBURING))).encode())
     for patch in patches:
         key.update(patch.read_bytes())
     directory = cache_root() / f"selftests-{key.hexdigest()[:16]}"
