@@ -5,6 +5,9 @@ A store that no primitive mirrors would be quiet. ``entries.cocci`` finds stores
 to entries of PTE and PMD tables, such pointers that become others, and calls of functions that
 leave it to the caller's loop to mirror, in all that can be part of a kernel for x86-64. What it
 finds must be what ``entries.allowed`` has, where each is explained.
+
+``told.cocci`` then follows those functions up to the caller that unlocks the table: on each way
+there, it must have called the hook that brings their work to the region.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,19 +28,35 @@ from ptat_host.made import cache_root, new_directory
 HERE = Path(__file__).parent
 SERIES = HERE.parent / "linux-6.12"
 TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
-RULES = HERE / "entries.cocci"
+STORES = HERE / "entries.cocci"
+TOLD = HERE / "told.cocci"
+LEFT = {
+    ("ptat_set_range", "ptat_set_new"): (
+        *("set_ptes_lazy", "set_pte_range", "__copy_present_ptes", "copy_present_ptes"),
+        *("filemap_map_folio_range", "filemap_map_order0_folio"),
+    ),
+    ("ptat_mirror_range",): (
+        *("ptep_set_wrprotect_lazy", "wrprotect_ptes_lazy", "ptep_get_and_clear_full_lazy"),
+        *("get_and_clear_full_ptes_lazy", "clear_full_ptes_lazy"),
+        *("clear_not_present_full_ptes_lazy", "__copy_present_ptes", "copy_present_ptes"),
+        *("zap_present_folio_ptes", "zap_present_ptes"),
+    ),
+}
+"""Hooks, and the functions that leave it to their callers to call one of them."""
+HOOK = re.compile(rf"^\t(?:{'|'.join(hook for hooks in LEFT for hook in hooks)})\([^;]*;\n", re.M)
 
 SOURCES = ("arch/x86", "drivers", "fs", "include", "io_uring", "kernel", "lib", "mm", "virt")
 UNUSED = ("drivers/gpu", "drivers/media", "drivers/net", "drivers/scsi", "drivers/staging")
 """Big, and without a business with entries but through the primitives."""
+NAMES = "(pte|pmd)_t|set_pte_range|[a-z_]+_lazy"
 OTHERS = re.compile(r"arch/x86/(um|xen)/|/xen/|pgtable[-_]([23]level|32)|head32\.c|drivers/parisc/")
 """Not in a kernel for x86-64, or in none with PTAT (which excludes Xen PV)."""
 
 
 def _tree() -> Path:
-    """The files of the patched source that name the types of entries, from the cache."""
+    """The files of the patched source that have to do with entries, from the cache."""
     patches = sorted(SERIES.glob("*.patch"))
-    key = hashlib.sha256(repr((SOURCES, UNUSED, OTHERS.pattern)).encode())
+    key = hashlib.sha256(repr((SOURCES, UNUSED, NAMES, OTHERS.pattern)).encode())
     key.update(str(TARBALL.stat().st_mtime_ns).encode())
     for patch in patches:
         key.update(patch.read_bytes())
@@ -59,7 +78,7 @@ def _tree() -> Path:
         for patch in patches:
             subprocess.run(["patch", "-d", temporary, "-p1", "-s", "-f", "-i", patch], check=True)
         listed = subprocess.run(
-            ["grep", "-rlwE", "(pte|pmd)_t", "--include=*.[ch]", *SOURCES],
+            ["grep", "-rlwE", NAMES, "--include=*.[ch]", *SOURCES],
             cwd=temporary,
             stdout=subprocess.PIPE,
             text=True,
@@ -73,13 +92,14 @@ def _tree() -> Path:
     return tree
 
 
-def _found(directory: Path) -> Counter[str]:
-    """``file: statement`` of what the rules find below `directory`."""
-    files = sorted(str(path.relative_to(directory)) for path in directory.rglob("*.[ch]"))
-    command: list[str | Path] = ["spatch", "--very-quiet", "--no-includes", "--sp-file", RULES]
-    done = subprocess.run(
-        [*command, *files], cwd=directory, stdout=subprocess.PIPE, text=True, check=True
-    )
+def _files(directory: Path) -> list[Path]:
+    return sorted(path.relative_to(directory) for path in directory.rglob("*.[ch]"))
+
+
+def _found(rules: Path, directory: Path, files: Sequence[Path]) -> Counter[str]:
+    """``file: statement`` of what the rules find in files below `directory`."""
+    command = ["spatch", "--very-quiet", "--no-includes", "--sp-file", rules, *files]
+    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, text=True, check=True)
     found: Counter[str] = Counter()
     name = ""
     for line in done.stdout.splitlines():
@@ -88,6 +108,30 @@ def _found(directory: Path) -> Counter[str]:
         elif line.startswith("-"):
             found[f"{name}: {' '.join(line[1:].split())}"] += 1
     return found
+
+
+def _untold(directory: Path) -> Counter[str]:
+    """``file: statement`` after which some way lacks the hook."""
+    found: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        rules = Path(temporary) / TOLD.name
+        for hooks, functions in LEFT.items():
+            names = re.compile(rf"\b({'|'.join(functions)})\b")
+            text = TOLD.read_text().replace("LEFT", "|".join(functions))
+            text = text.replace("when != TELL", "when != " + "(...)\n    when != ".join(hooks))
+            rules.write_text(text)
+            files = [
+                file for file in _files(directory) if names.search((directory / file).read_text())
+            ]
+            found += _found(rules, directory, files)
+    return found
+
+
+def _marked(text: str) -> Counter[str]:
+    """The statements of a seeded file that must be found."""
+    return Counter(
+        " ".join(line.split()) for line in text.splitlines() if line.endswith("/* found */")
+    )
 
 
 def _allowed(lines: Sequence[str]) -> Counter[str]:
@@ -112,19 +156,43 @@ def _need_coccinelle() -> None:
 
 
 def test_all_stores_to_entries_are_known() -> None:
-    found = _found(_tree())
+    tree = _tree()
+    found = _found(STORES, tree, _files(tree))
     allowed = _allowed((HERE / "entries.allowed").read_text().splitlines())
     assert not list((found - allowed).elements()), "new: does it mirror what it writes?"
     assert not list((allowed - found).elements()), "no longer there: take it from entries.allowed"
 
 
-def test_a_new_store_is_found(tmp_path: Path) -> None:
-    seeded = HERE / "entries-seeded.c"
-    shutil.copyfile(seeded, tmp_path / seeded.name)
-    marked = Counter(
-        f"{seeded.name}: {' '.join(line.split())}"
-        for line in seeded.read_text().splitlines()
-        if line.endswith("/* found */")
-    )
-    assert len(marked) == 13
-    assert _found(tmp_path) == marked
+def test_what_is_left_to_callers_is_told() -> None:
+    assert not list(_untold(_tree()).elements())
+
+
+@pytest.mark.parametrize(
+    ("find", "name", "count"),
+    [
+        (lambda directory: _found(STORES, directory, _files(directory)), "entries-seeded.c", 13),
+        (_untold, "told-seeded.c", 7),
+    ],
+    ids=["stores", "told"],
+)
+def test_what_is_seeded_is_found(
+    find: Callable[[Path], Counter[str]], name: str, count: int, tmp_path: Path
+) -> None:
+    seeded = (HERE / name).read_text()
+    (tmp_path / name).write_text(seeded)
+    expected = Counter({f"{name}: {line}": number for line, number in _marked(seeded).items()})
+    assert expected.total() == count
+    assert find(tmp_path) == expected
+
+
+def test_each_hook_is_missed(tmp_path: Path) -> None:
+    tree = _tree()
+    missed: dict[str, bool] = {}
+    for file in _files(tree / "mm"):
+        text = (tree / "mm" / file).read_text()
+        for hook in HOOK.finditer(text):
+            (tmp_path / file.name).write_text(text[: hook.start()] + text[hook.end() :])
+            missed[f"{file}: {hook[0].strip()}"] = bool(_untold(tmp_path))
+            (tmp_path / file.name).unlink()
+    assert missed
+    assert all(missed.values()), missed
