@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
-	packages-kernel kernel-exercise kernel-selftests kernel-cost kernel-debug test-kernels \
+	packages-kernel kernel-exercise kernel-selftests kernel-cost kernel-debug kernel-bisect test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
@@ -22,6 +22,7 @@ help:
 	@echo 'make kernel-selftests the kernel'"'"'s own tests of mm, untraced and traced; ALL=1 STRESS=600'
 	@echo 'make kernel-cost      instructions that PTAT costs, against the unpatched kernel'
 	@echo 'make kernel-debug     the patched kernel under KASAN, lockdep and the like'
+	@echo 'make kernel-bisect    after each patch of the series, does what it touches compile?'
 	@echo 'make test-kernels     the series for other kernels, built and tested; SERIES="6.1 7.3"'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
 	@echo 'make sim-soc          a simulated device with its firmware captures a program, over UDP'
@@ -146,6 +147,9 @@ kernel-cost: packages .venv/ready
 
 kernel-debug: setup
 	@$(PYTHON) -m ptat_testbed.kernel_debug
+
+kernel-bisect: packages .venv/ready
+	@$(PYTHON) -m ptat_testbed.kernel_bisect
 
 test-kernels: packages .venv/ready
 	@$(PYTHON) -m ptat_testbed.kernel_versions $(SERIES)
