@@ -21,7 +21,7 @@ help:
 	@echo 'make kernel-exercise  all that changes page tables, untraced and traced; WORDS=…'
 	@echo 'make kernel-selftests the kernel'"'"'s own tests of mm, untraced and traced; ALL=1 STRESS=600'
 	@echo 'make kernel-cost      instructions that PTAT costs, against the unpatched kernel'
-	@echo 'make kernel-debug     the patched kernel under KASAN, lockdep and the like'
+	@echo 'make kernel-debug     the patched kernel under KASAN, lockdep and the like, and under KCSAN'
 	@echo 'make kernel-bisect    after each patch of the series, does what it touches compile?'
 	@echo 'make test-kernels     the series for other kernels, built and tested; SERIES="6.1 7.3"'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'

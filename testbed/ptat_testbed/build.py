@@ -93,7 +93,11 @@ def kernel() -> Kernel:
 
 
 def kernel_variant(
-    *fragments: Path, series: str = SERIES, instead: Path | None = None, source: Path | None = None
+    *fragments: Path,
+    series: str = SERIES,
+    instead: Path | None = None,
+    beside: Path | None = None,
+    source: Path | None = None,
 ) -> Kernel:
     """A kernel with other options, from other sources or patches, built if it is not in the cache.
 
@@ -103,6 +107,7 @@ def kernel_variant(
     :param series: the version whose patches and Debian package are used; its configuration has
         only what differs from that of `SERIES`.
     :param instead: the one patch to apply, and not the series.
+    :param beside: a patch to apply after all others.
     :param source: the source's tarball, if it is not that of an installed package.
     """
     folder = KERNEL_SCRIPT.parent
@@ -113,6 +118,8 @@ def kernel_variant(
             for patch in copy.glob("*/*.patch"):
                 patch.unlink()
             shutil.copy(instead, copy / f"linux-{series}")
+        if beside:
+            shutil.copy(beside, copy / f"linux-{series}" / f"beside-{beside.name}")
         base = [folder / f"linux-{name}" / "config" for name in (SERIES, series)]
         (copy / f"linux-{series}" / "config").write_text(merged_config(*base, *fragments))
         script = copy / KERNEL_SCRIPT.name
