@@ -34,7 +34,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ptat_parser.kernel_log import ENTRY_SET, read_kernel_log
-from ptat_testbed import build
+from ptat_testbed import build, kernel_exercise
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 PTE_TABLE_SPAN_BYTES = 2 << 20
@@ -82,7 +82,8 @@ class Row:
     argv: Sequence[str]
     options: Sequence[str] = ()
     sizes: tuple[str, str] | None = None
-    """Replaces ``{size}`` in `argv`, as the kernel's selftest does ``{selftest}``."""
+    """Replaces ``{size}`` in `argv`, as the kernel's selftest does ``{selftest}``, and
+    `kernel_exercise`'s program ``{exercise}``."""
     oracle: Callable[[Run], None] | None = None
     small: bool = True
     """Part of the small run."""
@@ -171,6 +172,12 @@ def pagemap_agrees(run: Run) -> None:
         raise Wrong(f"{len(wrong)} pages have another frame in pagemap, the first at {wrong[0]}")
 
 
+EXERCISED = (
+    *("munmap and MAP_FIXED", "brk", "stack", "mprotect", "mremap", "madvise", "userfaultfd"),
+    *("memfd", "mlock", "fork, vfork, clone and exec in all orders", "posix_spawn"),
+    *("exec while threads fork", "huge pages: faults and splits", "huge pages: collapse"),
+    *("huge pages: mremap", "huge pages: tmpfs"),
+)
 PYTHON = ("python3", "-c", "print(len({str(n): n for n in range(50_000)}))")
 
 ROWS = (
@@ -255,6 +262,12 @@ ROWS = (
     Row("remap-1g", ("remap", "--bytes", "1G"), ("--granularity", "8", "--memory", "3G")),
     # The kernel's selftest: splits, collapses, moves, fork storms, a full region.
     Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2")),
+    # What a process can do to page tables, as far as it takes seconds and no kernel of its own.
+    Row(
+        "exercise",
+        ("{exercise}", "-n", *EXERCISED),
+        ("--granularity", "8", "--cpus", "2", "--children"),
+    ),
     Row(
         "bar-seqpage",
         ("seqpage", "--bytes", "{size}"),
@@ -301,11 +314,24 @@ def quiet_region(run: Run, has_truth: bool) -> None:
         raise Wrong(f"must be 0: {wrong}")
 
 
+def _meant(word: str, size: str, work: Path) -> str:
+    """What stands in a command for a word of `Row.argv`."""
+    match word:
+        case "{size}":
+            return size
+        case "{selftest}":
+            return str(build.kernel().directory / "ptat_test")
+        case "{exercise}":
+            programs = work / "programs"
+            programs.mkdir(exist_ok=True)
+            return str(kernel_exercise.program(programs))
+    return word
+
+
 def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
     """Record and validate one row; what is wrong is under ``error``."""
     chosen = row.sizes[size == "full"] if row.sizes else ""
-    selftest = str(build.kernel().directory / "ptat_test")
-    argv = [word.replace("{size}", chosen).replace("{selftest}", selftest) for word in row.argv]
+    argv = [_meant(word, chosen, work) for word in row.argv]
     session = work / row.name
     start = time.monotonic()
     recorded = _ptat("record", "--output", str(session), *row.options, "--", *argv)

@@ -120,13 +120,15 @@ def _disk(directory: Path) -> bytes:
     return image.read_bytes()
 
 
-def program(directory: Path) -> bytes:
+def program(directory: Path) -> Path:
     """The program, compiled.
 
     :raises BoardError: it cannot be.
     """
     first, *others = sorted((TESTS / "exercise").glob("*.c"))
-    return plain.compiled(directory / "exercise", first, *map(str, others))
+    path = directory / "exercise"
+    plain.compiled(path, first, *map(str, others))
+    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             directory = Path(temporary)
             members = {
                 "init": plain.compiled(directory / "init", TESTS / "init.c"),
-                "exercise": program(directory),
+                "exercise": program(directory).read_bytes(),
                 "disk.img": _disk(directory),
             }
             initrd = plain.archive(directory / "initramfs.cpio", members)
