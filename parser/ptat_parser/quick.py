@@ -18,8 +18,8 @@ from ptat_parser.blocks import (
     ACCESS_DELTA_SHIFT,
     WRITE_BIT,
 )
-from ptat_parser.jit import Integer, jit
-from ptat_parser.rpt import EMPTY, ENTRIES
+from ptat_parser.jit import Integer, inlined, jit
+from ptat_parser.rpt import EMPTY, ENTRIES, NO_SLOT
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -45,7 +45,13 @@ PAGE_COLUMNS = 11
 _PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
 _PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
 _NONE, _ONE = np.uint8(0), np.uint8(1)
-_ZERO = np.uint64(0)
+_ZERO, _NEXT = np.uint64(0), np.uint64(1)
+
+
+@inlined
+def may_count(word: Integer, base: Integer, size: Integer, quick_slot: U32) -> bool:
+    """Whether `count_reads` may count this access; asking first spares many calls for nothing."""
+    return bool(quick_slot[min((word & _PLACE) - base, size) >> _PAGE_SHIFT] != NO_SLOT)
 
 
 @jit
@@ -83,16 +89,13 @@ def count_reads(
     written to the records, from `row` on. Returns where that access is, the time of the one before
     it, and how many pages have numbers.
     """
-    words, timed = words[start:end], time.size > 0
-    if timed:
-        time = time[start:end]  # indices from 0 on take no check of their sign
-    if keep:
-        out_time, out_page = out_time[row:], out_page[row:]
-    i: Integer = 0
+    timed = time.size > 0
+    # Unsigned indices take no check of their sign.
+    i, stop, first_row = np.uint64(start), np.uint64(end), np.uint64(row - start)
     while True:
         # The inner loop, whose one branch is that a counter is 0 or full.
         slot, known, before = _ZERO, _NONE, now
-        while i < words.size:
+        while i < stop:
             word = words[i]
             before = now
             now = time[i] if timed else now + (word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
@@ -104,33 +107,33 @@ def count_reads(
             counted[slot] = known + _ONE
             last_ticks[slot] = now - epoch
             if keep:
-                out_time[i] = now
-                out_page[i] = numbers[slot] - np.uint32(1)
-            i += 1
-        if i == words.size:
+                out_time[first_row + i] = now
+                out_page[first_row + i] = numbers[slot] - np.uint32(1)
+            i += _NEXT
+        if i == stop:
             return end, now, n_pages
         if known:
             carried[slot] += np.uint32(known)
         else:
-            here = np.int64(slot)
+            here, at = np.int64(slot), np.int64(i)
             if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
-                return start + i, before, n_pages
+                return at, before, n_pages
             range_: Integer = range_of_frame[here // ENTRIES]
             entry = np.int64(range_) * ENTRIES + here % ENTRIES
             if in_line == ENTRIES - 1 and number_of[entry]:  # by way of another table
-                return start + i, before, n_pages
+                return at, before, n_pages
             n_pages += 1
             numbers[slot] = number_of[entry] = n_pages
             pages[P_RANGE, n_pages] = range_
             pages[P_ENTRY, n_pages] = here % ENTRIES
             pages[P_FIRST, n_pages] = now
-            pages[P_ORDER, n_pages] = order + i
+            pages[P_ORDER, n_pages] = order + at - start
         counted[slot] = _ONE
         last_ticks[slot] = now - epoch
         if keep:
-            out_time[i] = now
-            out_page[i] = numbers[slot] - np.uint32(1)
-        i += 1
+            out_time[first_row + i] = now
+            out_page[first_row + i] = numbers[slot] - np.uint32(1)
+        i += _NEXT
 
 
 @jit

@@ -66,6 +66,7 @@ from ptat_parser.quick import (
     PAGE_COLUMNS,
     collect,
     count_reads,
+    may_count,
 )
 from ptat_parser.rpt import (
     CLEARING,
@@ -148,13 +149,14 @@ _ENTRY_SHIFT = np.uint64(3)
     LAG_LEAST,  # least ticks from a read of an empty entry to its fault event
     RETRY_LEAST,  # … to the next read of the slot, with that event between
     NEXT_WATCHED,  # the next fault event whose table is not yet watched for reads
+    NEXT_UNREAD,  # events before this one that wait have the time of their read
     LOSS_FLOOR,  # held reads before this one are separated from now by a loss
     EPOCH,  # `Rpt.epoch_ticks`
     FIRST_READ,  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
     FIRST_ROW,  # the read that is the first of the records
     SETTLED,  # reads before this one are too old for a fault event to be about
-) = range(26)
-COUNTERS = 26
+) = range(27)
+COUNTERS = 27
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -579,7 +581,11 @@ def _settle(
         return False
     read_ticks = np.int64(t.owed_ticks[line])
     lag = np.int64(timed.time[i]) - read_ticks
-    for earlier in range(count[NEXT_HELD], i):
+    while count[NEXT_UNREAD] < i and (
+        count[NEXT_UNREAD] < count[NEXT_HELD] or timed.read_ticks[count[NEXT_UNREAD]]
+    ):
+        count[NEXT_UNREAD] += 1
+    for earlier in range(count[NEXT_UNREAD], i):
         # An event that the clocks put before its read waits for it.
         if timed.line[earlier] == line and not timed.read_ticks[earlier]:
             nearer = abs(np.int64(timed.time[earlier]) - read_ticks) < abs(lag)
@@ -788,6 +794,7 @@ def _replay(
     """
     t, out, held, timed, pages, count, examples, config = _room_in(memory)
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
+    first_place, places = base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT
     line, faults, entries, records = config.line, config.faults, config.entries, config.records
     levels, store_levels, frames = t.level, t.store_level, t.frame
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
@@ -831,13 +838,18 @@ def _replay(
                 following_ticks = np.int64(chunk.time[first + GROUP])
         quick_end = _until(words, time, i, end, now, latest, next_timed)
         while i < end:
-            if quick and pmd_line < 0 and n_output > 0 and i < quick_end:
+            if (
+                quick
+                and pmd_line < 0
+                and n_output > 0
+                and i < quick_end
+                and may_count(words[i], first_place, places, quick_slot)
+            ):
                 began = i
                 i, now, count[N_PAGES] = count_reads(
-                    words, time, began, quick_end, now, base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT,
-                    in_line, quick_slot, counted, carried, last_ticks, epoch, state,
-                    ranges, numbers, number_of, pages, count[N_PAGES], n_output,
-                    records, out_time, out_page, n_output - first_row,
+                    words, time, began, quick_end, now, first_place, places, in_line, quick_slot,
+                    counted, carried, last_ticks, epoch, state, ranges, numbers, number_of, pages,
+                    count[N_PAGES], n_output, records, out_time, out_page, n_output - first_row,
                 )  # fmt: skip
                 n_output += i - began
                 lone_reads += i - began
