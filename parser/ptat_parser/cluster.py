@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.merge import Reader
 from ptat_parser.replay import Replay, Replayer, Span
-from ptat_parser.spans import Joined, MakeOutput, Output, jobs, replay_span
+from ptat_parser.spans import Joined, MakeOutput, Output, jobs, replay_span, write
 from ptat_parser.survey import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _replay(
     waiting = jobs(replayer, reader, spans)
     for _ in spans:
         while len(replayed) < AHEAD * threads and (job := next(waiting, None)):
-            replayed.append(client.submit(_replay_span, setup, job.content, pure=False))
+            replayed.append(client.submit(_replay_span, setup, job, pure=False))
         future = replayed.popleft()
         part = client.submit(operator.itemgetter(0), future, pure=False).result()
         numbers = joined.add(part)
@@ -91,6 +91,4 @@ def _replay_span(setup: bytes, job: bytes) -> tuple[Replay, Output | None]:
 
 
 def _write(replayed: tuple[Replay, Output | None], numbers: npt.NDArray[np.uint32]) -> None:
-    if replayed[1]:
-        with replayed[1]:
-            replayed[1].write(numbers)
+    write(replayed[1], numbers)

@@ -22,6 +22,7 @@ so of reads as near to the event as the clocks can tell it is about one with a s
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -1117,8 +1118,7 @@ class Replayer:
         self._stopped = stopped
         self._pmds = region.levels != "pte"
         self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
-        self._pages = np.zeros((PAGE_COLUMNS, 1 << 10), np.int64)
-        self._pages_used = 0
+        self._pages, self._pages_used = _no_pages(), 0
         self._firsts = firsts
         there = [first for first in firsts if first]
         self._first_numbers = np.array([first.number for first in there], np.int64)
@@ -1141,12 +1141,15 @@ class Replayer:
         return ticks
 
     def checkpoint(self) -> tuple[Rpt, Schedule, I64]:
-        """What goes on from span to span, to be handed to `resume`."""
+        """What goes on from span to span, for `at` when it was copied."""
         return self.rpt, self._schedule, self._walk_steps
 
-    def resume(self, checkpoint: tuple[Rpt, Schedule, I64]) -> None:
-        """Go on from a checkpoint."""
-        self.rpt, self._schedule, self._walk_steps = checkpoint
+    def at(self, checkpoint: tuple[Rpt, Schedule, I64]) -> Replayer:
+        """One that goes on from a checkpoint, and may run beside this one on another span."""
+        other = copy.copy(self)
+        other.rpt, other._schedule, other._walk_steps = checkpoint
+        other._pages, other._pages_used = _no_pages(), 0
+        return other
 
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
@@ -1207,6 +1210,7 @@ class Replayer:
             count[N_PAGES] = max(self._pages_used - 1, 0)
         else:
             pages[:, : self._pages_used] = 0
+            pages = self._pages = with_room(pages, self._pages_used, rpt.slots)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory, room = np.empty(KEPT_BYTES // 8, np.int64), None
         held = _hold_none(0)
@@ -1378,6 +1382,10 @@ class Replayer:
 def _doubts(timed: _Timed, first: int, end: int) -> list[tuple[int, int]]:
     rows = first + np.flatnonzero(timed.doubt_ticks[first:end])
     return list(zip(timed.doubt_ticks[rows].tolist(), timed.time[rows].tolist(), strict=True))
+
+
+def _no_pages() -> I64:
+    return np.zeros((PAGE_COLUMNS, 1 << 10), np.int64)
 
 
 def with_room(pages: I64, used: int, wanted: int) -> I64:

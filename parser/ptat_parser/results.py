@@ -35,7 +35,6 @@ from ptat_parser.parquet import PAGE_ROWS, Column, Text, Writer
 from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
-from ptat_parser.spans import Worker
 from ptat_parser.survey import Progress, Survey, no_progress, survey
 
 if TYPE_CHECKING:  # parsing does without, and starts the sooner
@@ -107,7 +106,7 @@ def parse(
     """Parse a session and write its ``results/``, replacing older ones.
 
     `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
-    only ``pages.parquet`` and ``summary.json``. `workers` processes, or the workers of the Dask
+    only ``pages.parquet`` and ``summary.json``. `workers` threads, or the workers of the Dask
     cluster whose scheduler is at `address`, share the work, which makes no difference to what is
     written. Raises `PtatError` where the input is missing or damaged, or the disk full.
     """
@@ -115,10 +114,7 @@ def parse(
     unfinished = None
     try:
         unfinished = storage.begin(session.results_path)
-        with spans.workers(workers if workers > 1 and not address else 0) as crew:
-            summary = _parse_into(
-                unfinished, session, salvage, counts_only, crew, address, progress
-            )
+        summary = _parse_into(unfinished, session, salvage, counts_only, workers, address, progress)
         storage.finish(unfinished, session.results_path)
     except OSError as error:
         if unfinished:
@@ -163,7 +159,7 @@ def _parse_into(
     session: Session,
     salvage: bool,
     counts_only: bool,
-    crew: list[Worker],
+    workers: int,
     address: str | None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -221,13 +217,13 @@ def _parse_into(
         for name in ("misses", "other"):
             (directory / name).mkdir()
         # In this process, reads are written as soon as they are settled.
-        in_whole = crew or address or not replayer.goes_on
+        in_whole = workers > 1 or address or not replayer.goes_on
         rows = int(np.diff([*starts, found.accesses]).max()) if in_whole else 0
         make_output = _MakeOutput(directory, fitted, rows)
     if address:
         done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
-    elif crew:
-        done = spans.replay_in_processes(crew, replayer, reader, cut, make_output, progress)
+    elif workers > 1:
+        done = spans.replay_in_threads(workers, replayer, reader, cut, make_output, progress)
     else:
         done = spans.replay_here(replayer, reader, cut, make_output, progress)
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
@@ -295,7 +291,10 @@ class _MakeOutput:
 
     def __call__(self, span: Span) -> _Output:
         # Memory that was used before is there already.
-        records = self.free.pop() if self.free else _new_records(self.rows)
+        try:
+            records = self.free.pop()
+        except IndexError:
+            records = _new_records(self.rows)
         return _Output(self, span.number, records)
 
 

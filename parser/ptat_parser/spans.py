@@ -14,14 +14,14 @@ spans: the results are the same, byte by byte, whoever replays the spans.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import multiprocessing.process
+import itertools
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from multiprocessing import connection
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ import numpy.typing as npt
 from ptat_parser import quick
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
-from ptat_parser.errors import PtatError
 from ptat_parser.jit import Integer, inlined, jit
 from ptat_parser.merge import Reader
 from ptat_parser.replay import Records, Replay, Replayer, Span, with_room
@@ -45,9 +44,6 @@ SPAN_ACCESSES = 1 << 24
 
 QUIET_S = 1e-3
 """So far from a fault event a cut should be."""
-
-ATTEMPTS = 3
-"""So often a span is begun again when the worker that had it died."""
 
 _ADDED = (
     replaying.N_OUTPUT,
@@ -280,7 +276,7 @@ class Output(Protocol):
 
 
 MakeOutput = Callable[[Span], Output | None]
-"""Makes the output of a span; None: nothing is written. Is sent to workers."""
+"""Makes the output of a span; None: nothing is written. Is called by many threads, or sent."""
 
 
 def replay_here(
@@ -330,156 +326,49 @@ def _part(reader: Reader, spans: list[Span], span: Span) -> Reader:
     return reader.part(span.first_block, span.end_block)
 
 
-# Worker processes ---------------------------------------------------------------------------------
+# Side by side -------------------------------------------------------------------------------------
 
 
-@dataclass
-class Job:
-    """A span to be replayed. `content` is what a worker is sent; `numbers`, what it gets then."""
-
-    number: int
-    content: bytes
-    attempts: int = 0
-    numbers: U32 | None = None
-
-
-def replay_in_processes(
-    crew: list[Worker],
+def replay_in_threads(
+    threads: int,
     replayer: Replayer,
     reader: Reader,
     spans: list[Span],
     make_output: MakeOutput,
     progress: Progress = no_progress,
 ) -> Replay:
-    """Replay the spans in worker processes. One that dies is replaced, its span redone."""
-    setup = pickle.dumps((replayer, make_output))
-    for worker in crew:
-        worker.prepare(setup)
-    crew = list(crew)
-    waiting_jobs = jobs(replayer, reader, spans)
-    busy: dict[connection.Connection, tuple[Worker, Job]] = {}
-    waiting: dict[int, tuple[Worker, Job, Replay]] = {}
+    """Replay so many spans at a time, in threads: what is compiled runs side by side.
+
+    Threads start at once, and nothing needs to be sent to them, as it needs to processes.
+    """
     joined = Joined()
-    next_span = written = 0
-    while written < len(spans):
-        while crew and (job := next(waiting_jobs, None)):
-            worker = crew.pop()
-            busy[worker.begin(job)] = worker, job
-        for ready in connection.wait(list(busy)):
-            assert isinstance(ready, connection.Connection)
-            worker, job = busy.pop(ready)
-            try:
-                answer = ready.recv()
-            except (EOFError, ConnectionError):
-                job.attempts += 1
-                if job.attempts == ATTEMPTS:
-                    raise PtatError(
-                        f"a worker died {ATTEMPTS} times over one part of the capture",
-                        "see whether memory was short, or use fewer --workers",
-                    ) from None
-                worker.start()
-                busy[worker.begin(job)] = worker, job
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is None:  # it is written
-                written += 1
-                progress("replaying", spans[job.number].end_block, reader.blocks)
-                crew.append(worker)
-            elif job.numbers is not None:  # redone
-                busy[worker.go_on(job)] = worker, job
-            else:
-                waiting[job.number] = worker, job, answer
-        while next_span in waiting:
-            worker, job, part = waiting.pop(next_span)
-            job.numbers = joined.add(part)
-            busy[worker.go_on(job)] = worker, job
-            next_span += 1
-    for _ in waiting_jobs:  # the last span's effects on the tables, if no worker was free since
-        pass
-    return joined.whole(replayer.rpt)
+    waiting = jobs(replayer, reader, spans)
+    replayed: deque[Future[tuple[Replay, Output | None]]] = deque()
+    written: dict[Future[None], Span] = {}
+    to_join = iter(spans)
+    with ThreadPoolExecutor(threads) as pool:
+        while True:
+            # Reads are held until they are written: no span is begun before.
+            while len(replayed) + len(written) < threads and (job := next(waiting, None)):
+                replayed.append(pool.submit(replay_span, replayer, make_output, job))
+            if not replayed and not written:
+                return joined.whole(replayer.rpt)
+            under_way: list[Future[Any]] = [*itertools.islice(replayed, 1), *written]
+            wait(under_way, return_when=FIRST_COMPLETED)
+            for future in [future for future in written if future.done()]:
+                future.result()
+                progress("replaying", written.pop(future).end_block, reader.blocks)
+            if replayed and replayed[0].done():
+                part, output = replayed.popleft().result()
+                written[pool.submit(write, output, joined.add(part))] = next(to_join)
 
 
-def jobs(replayer: Replayer, reader: Reader, spans: list[Span]) -> Iterator[Job]:
-    """The spans with their checkpoints; at the end the replayer has passed them all."""
+def jobs(replayer: Replayer, reader: Reader, spans: list[Span]) -> Iterator[bytes]:
+    """What `replay_span` needs for each span; at the end the replayer has passed them all."""
     for span in spans:
         part = _part(reader, spans, span)
-        yield Job(span.number, pickle.dumps((span, part, replayer.checkpoint())))
+        yield pickle.dumps((span, part, replayer.checkpoint()))
         replayer.skip(part, span)
-
-
-@contextlib.contextmanager
-def workers(count: int) -> Iterator[list[Worker]]:
-    """Processes for `replay_in_processes`; they take a second to start."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Worker()) for _ in range(count)]
-
-
-class Worker:
-    """A process that replays spans."""
-
-    def __init__(self) -> None:
-        self._setup: bytes | None = None
-        self._process: multiprocessing.process.BaseProcess | None = None
-
-    def __enter__(self) -> Worker:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-        if self._process:
-            self._process.kill()
-            self._process.join()
-
-    def prepare(self, setup: bytes) -> None:
-        """Send what it needs for all jobs."""
-        self._setup = setup
-        with contextlib.suppress(ConnectionError):  # whoever waits for it notices
-            self._connection.send_bytes(setup)
-
-    def start(self) -> None:
-        """Start the process, anew if there was one."""
-        if self._process:
-            self.__exit__()
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
-        if self._setup:
-            self.prepare(self._setup)
-
-    def begin(self, job: Job) -> connection.Connection:
-        """Send a job; the answer comes from what is returned."""
-        with contextlib.suppress(ConnectionError):
-            self._connection.send_bytes(job.content)
-        return self._connection
-
-    def go_on(self, job: Job) -> connection.Connection:
-        """Send the numbers of the job's pages."""
-        with contextlib.suppress(ConnectionError):
-            self._connection.send(job.numbers)
-        return self._connection
-
-
-def _work(peer: connection.Connection) -> None:
-    """What a worker does until nobody is there any more."""
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
-        replayer, make_output = pickle.loads(peer.recv_bytes())
-        while True:
-            try:
-                part, output = replay_span(replayer, make_output, peer.recv_bytes())
-                peer.send(part)
-                numbers = peer.recv()
-                if output:
-                    with output:
-                        output.write(numbers)
-                peer.send(None)
-            except (PtatError, OSError) as error:
-                if isinstance(error, ConnectionError):
-                    raise
-                peer.send(error)
 
 
 def replay_span(
@@ -487,7 +376,13 @@ def replay_span(
 ) -> tuple[Replay, Output | None]:
     """Replay the span of a job; what is to be joined, and what is to be written then."""
     span, reader, checkpoint = pickle.loads(job)
-    replayer.resume(checkpoint)
     output = make_output(span)
-    part = _replay(replayer, reader, span, output)
+    part = _replay(replayer.at(checkpoint), reader, span, output)
     return replace(part, rpt=Rpt(0, 0)), output
+
+
+def write(output: Output | None, numbers: U32) -> None:
+    """Write a span's reads, whose pages have these numbers in the whole."""
+    if output:
+        with output:
+            output.write(numbers)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
 import hashlib
-import os
+import pickle
 import random
-import signal
+import threading
 from collections import Counter, defaultdict
-from multiprocessing import connection
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from test_time import within
 
 from ptat_parser import blocks, parse, replay, results, spans, wire
 from ptat_parser.clock import Clock
-from ptat_parser.errors import PtatError
 
 
 @pytest.fixture(autouse=True)
@@ -315,71 +313,64 @@ def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, co
     parse(path, counts_only=counts_only)
     expected = digests(path)
     planned = []
-    plan, wait = spans.plan, connection.wait
+    plan = spans.plan
 
     def note(*arguments):
         planned.extend(plan(*arguments))
         return list(planned)
 
-    def wait_for_all(busy):
-        return [ready for worker in busy for ready in wait([worker])]
-
     monkeypatch.setattr(spans, "plan", note)
-    monkeypatch.setattr(connection, "wait", wait_for_all)
     parse(path, counts_only=counts_only, workers=2)
     assert len(planned) == 2
     assert digests(path) == expected
 
 
-@pytest.mark.parametrize("when", ["begin", "go_on"])
-def test_a_worker_that_is_killed_changes_nothing(tmp_path, monkeypatch, when):
+@pytest.mark.parametrize("workers", [2, 3])
+def test_spans_that_end_in_another_order_write_the_same_bytes(tmp_path, monkeypatch, workers):
+    """Each waits for one that is begun after it, as long as there is one."""
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
-    original = getattr(spans.Worker, when)
-    killed = []
+    ended = [threading.Event() for _ in range(1000)]
+    order = []
+    replay_span = spans.replay_span
 
-    def kill_once(worker, job):
-        if job.number == 1 and not killed:
-            killed.append(job)
-            os.kill(worker._process.pid, signal.SIGKILL)
-        return original(worker, job)
+    def wait_for_next(replayer, make_output, job):
+        number = pickle.loads(job)[0].number
+        if number % workers < workers - 1 and number + 1 < len(planned):
+            assert ended[number + 1].wait(60)
+        found = replay_span(replayer, make_output, job)
+        order.append(number)
+        ended[number].set()
+        return found
 
-    monkeypatch.setattr(spans.Worker, when, kill_once)
-    parse(path, workers=2)
-    assert killed
+    planned = []
+    plan = spans.plan
+
+    def note(*arguments):
+        planned.extend(plan(*arguments))
+        return list(planned)
+
+    monkeypatch.setattr(spans, "plan", note)
+    monkeypatch.setattr(spans, "replay_span", wait_for_next)
+    parse(path, workers=workers)
+    assert len(order) == len(planned) > workers
+    assert order != sorted(order)
     assert digests(path) == expected
 
 
-def test_a_worker_that_always_dies(tmp_path, monkeypatch):
+def test_an_error_of_a_worker_is_told(tmp_path, monkeypatch):
     path = busy(tmp_path / "s", phases=2)
-    original = spans.Worker.begin
+    jobs = spans.jobs
 
-    def kill(worker, job):
-        worker._process.kill()
-        return original(worker, job)
-
-    monkeypatch.setattr(spans.Worker, "begin", kill)
-    with pytest.raises(PtatError, match="died 3 times"):
-        parse(path, workers=2)
-
-
-def test_an_error_of_a_worker_is_told(tmp_path):
-    path = busy(tmp_path / "s", phases=2)
-    jobs = spans.Worker.begin
-
-    def remove(worker, job):
+    def remove_directories(*arguments):
         for name in ("misses", "other"):
-            for file in (path / "results.new" / name).glob("*"):
-                file.unlink()
-            if (path / "results.new" / name).is_dir():
-                (path / "results.new" / name).rmdir()
-        return jobs(worker, job)
+            (path / "results.new" / name).rmdir()
+        return jobs(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans.Worker, "begin", remove)
-        with pytest.raises(OSError, match="No such file"):
-            parse(path, workers=2)
+    monkeypatch.setattr(spans, "jobs", remove_directories)
+    with pytest.raises(OSError, match="No such file"):
+        parse(path, workers=2)
 
 
 def test_cuts_keep_away_from_faults():
