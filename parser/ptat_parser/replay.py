@@ -582,9 +582,8 @@ def _settle(
         return False
     read_ticks = np.int64(t.owed_ticks[line])
     lag = np.int64(timed.time[i]) - read_ticks
-    while count[NEXT_UNREAD] < i and (
-        count[NEXT_UNREAD] < count[NEXT_HELD] or timed.read_ticks[count[NEXT_UNREAD]]
-    ):
+    count[NEXT_UNREAD] = max(count[NEXT_UNREAD], count[NEXT_HELD])
+    while count[NEXT_UNREAD] < i and timed.read_ticks[count[NEXT_UNREAD]]:
         count[NEXT_UNREAD] += 1
     for earlier in range(count[NEXT_UNREAD], i):
         # An event that the clocks put before its read waits for it.
