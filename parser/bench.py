@@ -171,7 +171,7 @@ def counts_only(path: Path) -> int:
 
 
 def workers_2(path: Path) -> int:
-    """Parse with two processes; return the number of accesses."""
+    """Parse with two threads; return the number of accesses."""
     return int(parse(path, workers=2).summary["totals"]["accesses"])
 
 
