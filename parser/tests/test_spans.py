@@ -305,13 +305,8 @@ def test_reads_bring_entry_events_where_stores_are_lost(tmp_path):
     assert digests(path) == expected
 
 
-@pytest.mark.parametrize("counts_only", [False, True])
-def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, counts_only):
-    """The whole has what only the last span's events tell, though no worker is free before."""
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 4000)
-    path = busy(tmp_path / "s", phases=4, lossy=True)
-    parse(path, counts_only=counts_only)
-    expected = digests(path)
+def noted_plan(monkeypatch):
+    """The spans that are planned from now on, when they are."""
     planned = []
     plan = spans.plan
 
@@ -320,6 +315,17 @@ def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, co
         return list(planned)
 
     monkeypatch.setattr(spans, "plan", note)
+    return planned
+
+
+@pytest.mark.parametrize("counts_only", [False, True])
+def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, counts_only):
+    """The whole has what only the last span's events tell, though no worker is free before."""
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 4000)
+    path = busy(tmp_path / "s", phases=4, lossy=True)
+    parse(path, counts_only=counts_only)
+    expected = digests(path)
+    planned = noted_plan(monkeypatch)
     parse(path, counts_only=counts_only, workers=2)
     assert len(planned) == 2
     assert digests(path) == expected
@@ -344,14 +350,7 @@ def test_spans_that_end_in_another_order_write_the_same_bytes(tmp_path, monkeypa
         ended[number].set()
         return found
 
-    planned = []
-    plan = spans.plan
-
-    def note(*arguments):
-        planned.extend(plan(*arguments))
-        return list(planned)
-
-    monkeypatch.setattr(spans, "plan", note)
+    planned = noted_plan(monkeypatch)
     monkeypatch.setattr(spans, "replay_span", wait_for_next)
     parse(path, workers=workers)
     assert len(order) == len(planned) > workers
