@@ -38,6 +38,8 @@ def new_directory(final: Path) -> Iterator[Path]:
 def made(name: str, folder: Path, sources: Sequence[Path], out: str) -> Path:
     """The directory of what `folder`'s Makefile makes of `sources`; `out` is its variable.
 
+    The Makefile finds in `KEPT` what that directory is called once all is made.
+
     :raises BoardError: it cannot be compiled.
     """
     key = hashlib.sha256()
@@ -47,7 +49,7 @@ def made(name: str, folder: Path, sources: Sequence[Path], out: str) -> Path:
     if directory.exists():
         return directory
     with new_directory(directory) as new:
-        command = ["make", "-s", "-C", str(folder), f"{out}={new}"]
+        command = ["make", "-s", "-C", str(folder), f"{out}={new}", f"KEPT={directory}"]
         hint = "install Debian's build-essential"
         try:
             done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

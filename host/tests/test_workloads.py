@@ -3,10 +3,12 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 MASK = (1 << 64) - 1
 
@@ -246,3 +248,17 @@ def test_smallfiles_leaves_none(workloads, tmp_path):
 def test_counted_passes_the_status_on(workloads):
     done = run(workloads / "counted", "sh", "-c", "exit 7", status=7)
     assert float(fields(done.stdout)["seconds"]) > 0
+
+
+def test_debug_information_outlives_the_clone(tmp_path):
+    """Objects are named by the source's lines: these must be there when the clone is not."""
+    clone, new, kept = tmp_path / "clone", tmp_path / "new", tmp_path / "kept"
+    shutil.copytree(Path(__file__).parents[1] / "workloads", clone)
+    subprocess.run(["make", "-s", "-C", clone, f"OUT={new}", f"KEPT={kept}"], check=True)
+    shutil.rmtree(clone)
+    new.rename(kept)
+    with (kept / "bfs").open("rb") as file:
+        (unit,) = ELFFile(file).get_dwarf_info().iter_CUs()
+        source = unit.get_top_DIE().get_full_path()
+    assert source == str(kept / "source" / "bfs.c")
+    assert Path(source).exists()
