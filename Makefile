@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
-	packages-kernel kernel-exercise kernel-selftests kernel-cost kernel-debug kernel-bisect test-kernels \
+	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
@@ -19,6 +19,7 @@ help:
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
 	@echo 'make check-hugepages  what larger pages save, predicted and measured'
 	@echo 'make kernel-exercise  all that changes page tables, untraced and traced; WORDS=…'
+	@echo 'make kernel-reclaim   major faults of a traced process under memory pressure'
 	@echo 'make kernel-selftests the kernel'"'"'s own tests of mm, untraced and traced; ALL=1 STRESS=600'
 	@echo 'make kernel-cost      instructions that PTAT costs, against the unpatched kernel'
 	@echo 'make kernel-debug     the patched kernel under KASAN, lockdep and the like, and under KCSAN'
@@ -135,6 +136,10 @@ golden: .venv/ready
 # All that changes page tables, untraced and traced; WORDS: only groups with these in their names.
 kernel-exercise: setup packages-kernel
 	@$(PYTHON) -m ptat_testbed.kernel_exercise $(WORDS)
+
+# What reclaim takes from a process that is traced, and from one that is not.
+kernel-reclaim: setup packages-kernel
+	@$(PYTHON) -m ptat_testbed.kernel_exercise --reclaim
 
 # The kernel's own tests of mm; ALL=1: those that take minutes, too. STRESS: seconds of stress-ng.
 STRESS ?= 60

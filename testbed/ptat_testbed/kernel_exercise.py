@@ -8,6 +8,12 @@ each group, and the kernel must not warn.
 
 Ends with one JSON line: ``{"machines", "groups", "passed", "skipped", "failed", "compared",
 "mismatches"}``; `failed` names machines and groups.
+
+``make kernel-reclaim`` measures what reclaim takes from a process that uses all of its 8 MiB over
+and over, beside one that streams through 40 MiB, where both together may have 32 MiB: the major
+faults of the former, untraced and traced, with the kernel's two lists and with its generations
+(MGLRU). Each case is repeated, in turn with the others. Ends with one JSON line:
+``{"reclaim": {lists: {case: [faults, …]}}}``.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ DISK_MIB = 24
 TIMEOUT_S = 3600
 RESULT = re.compile(r"^(not ok|ok) \d+ - ([^#\n]*?)( # SKIP .*)?$", re.M)
 COMPARED = re.compile(r"^# compared (\d+) times, \d+ times with present entries, (\d+) mismatches$")
+RECLAIMED = re.compile(r"^reclaim: (.*): (.*): (\d+) major faults$", re.M)
 TROUBLE = re.compile(r"WARNING:|BUG:|Oops|rcu: .*stall|Bad page|Bad rss-counter|pgtables_bytes")
 
 
@@ -73,6 +80,7 @@ MACHINES = (
     Machine("two-nodes", nodes=2),
     Machine("five-levels-pti", cpu="max,la57=on", parameters="pti=on"),
 )
+RECLAIM_MACHINE = Machine("one-node")
 
 
 @dataclass
@@ -108,6 +116,21 @@ class Totals:
             self.failed.append(f"{machine}: it did not come to the end")
 
 
+def reclaimed(console: str) -> dict[str, dict[str, list[int]]]:
+    """Major faults, by the kernel's lists and by case, as a console shows them.
+
+    :raises BoardError: it shows none, or trouble.
+    """
+    if trouble := TROUBLE.search(console):
+        raise BoardError(f"the kernel's console shows {trouble[0]}", "it is above")
+    found: dict[str, dict[str, list[int]]] = {}
+    for lists, case, faults in RECLAIMED.findall(console):
+        found.setdefault(lists, {}).setdefault(case, []).append(int(faults))
+    if not found:
+        raise BoardError("the kernel's console shows no measurement", "it is above")
+    return found
+
+
 def _disk(directory: Path) -> bytes:
     """An empty file system."""
     image = directory / "disk.img"
@@ -131,6 +154,20 @@ def program(directory: Path) -> Path:
     return path
 
 
+def _boot(kernel: build.Kernel, initrd: Path, machine: Machine, arguments: str) -> str:
+    """Run the program on a machine; return what it and the kernel print."""
+    with progress(f"exercising the kernel ({machine.name})"):
+        return plain.boot(
+            kernel.image,
+            initrd,
+            f"{PARAMETERS} {machine.parameters} -- /exercise {arguments}",
+            cpus=2,
+            memory_mib=machine.memory_mib,
+            options=machine.options(),
+            timeout_s=TIMEOUT_S,
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the groups on the machines; exit 1 if something is wrong."""
     parser = argparse.ArgumentParser(
@@ -138,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     names = [machine.name for machine in MACHINES]
     parser.add_argument("--machine", choices=names, help="only this one (default: all)")
+    parser.add_argument("--reclaim", action="store_true", help="measure that instead")
     parser.add_argument("words", nargs="*", help="only groups with one of these words in the name")
     arguments = parser.parse_args(argv)
     totals = Totals()
@@ -151,20 +189,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "disk.img": _disk(directory),
             }
             initrd = plain.archive(directory / "initramfs.cpio", members)
+            if arguments.reclaim:
+                console = _boot(kernel, initrd, RECLAIM_MACHINE, "--reclaim")
+                print(console, file=sys.stderr)
+                print(json.dumps({"reclaim": reclaimed(console)}))
+                return 0
             for machine in MACHINES:
                 if arguments.machine not in (None, machine.name):
                     continue
-                asked = " ".join(arguments.words)
-                with progress(f"exercising the kernel ({machine.name})"):
-                    console = plain.boot(
-                        kernel.image,
-                        initrd,
-                        f"{PARAMETERS} {machine.parameters} -- /exercise {asked}",
-                        cpus=2,
-                        memory_mib=machine.memory_mib,
-                        options=machine.options(),
-                        timeout_s=TIMEOUT_S,
-                    )
+                console = _boot(kernel, initrd, machine, " ".join(arguments.words))
                 print(console[console.find("TAP version") :], file=sys.stderr, flush=True)
                 totals.add(machine.name, console)
     except BoardError as error:

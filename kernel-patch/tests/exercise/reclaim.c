@@ -159,6 +159,7 @@ static void forced_aging(void)
 #define STREAM_BYTES (40 * MB)
 #define LIMIT_BYTES  (32 * MB)
 #define ROUNDS	     4
+#define REPEATS	     5
 
 static pid_t start_traced(bool trace)
 {
@@ -203,20 +204,28 @@ static long faults_beside_stream(bool trace)
 
 void measure_reclaim(void)
 {
-	static const char *const lists[] = { "0", "7" };
+	static const struct {
+		const char *name, *value;
+	} lists[] = { { "two lists", "0" }, { "generations", "7" } };
+	static const struct {
+		const char *name, *aging;
+		bool trace;
+	} ways[] = {
+		{ "untraced", "on", false },
+		{ "traced, aging on", "on", true },
+		{ "traced, aging off", "off", true },
+	};
 
 	need_swap();
 	limit_memory(LIMIT_BYTES);
-	for (int i = 0; i < 2; i++) {
-		set_for_now(LRU_GEN "enabled", lists[i]);
-		for (int j = 0; j < 3; j++) {
-			put(SYSFS "aging", j < 2 ? "on" : "off");
-			printf("reclaim: %s, %s: %ld major faults\n",
-			       i ? "generations" : "two lists",
-			       j == 0	? "untraced"
-			       : j == 1 ? "traced, aging on"
-					: "traced, aging off",
-			       faults_beside_stream(j));
+	for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+		set_for_now(LRU_GEN "enabled", lists[i].value);
+		for (size_t j = 0; j < REPEATS * ARRAY_SIZE(ways); j++) {
+			size_t way = j % ARRAY_SIZE(ways);
+
+			put(SYSFS "aging", ways[way].aging);
+			printf("reclaim: %s: %s: %ld major faults\n", lists[i].name, ways[way].name,
+			       faults_beside_stream(ways[way].trace));
 			fflush(stdout);
 		}
 		put(SYSFS "aging", "on");
