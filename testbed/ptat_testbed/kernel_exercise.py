@@ -119,15 +119,15 @@ class Totals:
 def reclaimed(console: str) -> dict[str, dict[str, list[int]]]:
     """Major faults, by the kernel's lists and by case, as a console shows them.
 
-    :raises BoardError: it shows none, or trouble.
+    :raises BoardError: it shows trouble, or no measurement to the end.
     """
     if trouble := TROUBLE.search(console):
         raise BoardError(f"the kernel's console shows {trouble[0]}", "it is above")
+    if "/exercise: exit status 0" not in console:
+        raise BoardError("the measurement did not come to its end", "its console is above")
     found: dict[str, dict[str, list[int]]] = {}
     for lists, case, faults in RECLAIMED.findall(console):
         found.setdefault(lists, {}).setdefault(case, []).append(int(faults))
-    if not found:
-        raise BoardError("the kernel's console shows no measurement", "it is above")
     return found
 
 
