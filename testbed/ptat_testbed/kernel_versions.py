@@ -32,6 +32,8 @@ SUITES = {"6.1": "bookworm", "6.12": "trixie", "7.3": "trixie-backports"}
 NEWEST_SUITES = ("trixie-backports", "sid")
 PARAMETERS = "ptat=8M@256M kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
 TIMEOUT_S = 1800
+FAILED = re.compile(r"^(?:not ok|# line) .*$", re.M)
+"""What the selftest says of a test that fails."""
 
 
 def _tested(kernel: build.Kernel, version: str) -> dict[str, bool | int]:
@@ -55,6 +57,8 @@ def _tested(kernel: build.Kernel, version: str) -> dict[str, bool | int]:
                         timeout_s=TIMEOUT_S,
                     )
                 )
+    for line in FAILED.findall("\n".join(consoles)):
+        print(f"linux {version}: {line}", file=sys.stderr)
     return {
         "selftest": all("/ptat_test: exit status 0" in console for console in consoles),
         "kunit": all(re.search(r"\bok \d+ ptat$", console, re.M) for console in consoles),
