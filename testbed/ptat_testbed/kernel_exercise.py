@@ -178,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--reclaim", action="store_true", help="measure that instead")
     parser.add_argument("words", nargs="*", help="only groups with one of these words in the name")
     arguments = parser.parse_args(argv)
+    if arguments.reclaim and (arguments.machine or arguments.words):
+        parser.error("--reclaim has a machine of its own, and no groups")
     totals = Totals()
     try:
         kernel = build.kernel_variant(CONFIG)
