@@ -4,7 +4,7 @@
 PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
-.PHONY: help demo test test-python test-bitstream test-runs lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
+.PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
@@ -96,25 +96,21 @@ lint: packages .venv/ready
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
 
-# Two at a time, for each of these is mostly one process; others have lower priority than the tests.
+# Place and route is one long process of low priority, beside tests that are mostly one, too.
 test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs packages-kernel packages-studies lint
-	$(MAKE) --jobs=2 --keep-going test-python test-bitstream test-runs
+	@MAKE="$(MAKE)" setup/beside.sh test-suite test-bitstream
 
-test-python:
-	$(MAKE) -C testbed/plugin test
-	$(MAKE) -C firmware test
-	$(PYTHON) -m pytest
-
-# Place and route.
 test-bitstream:
 	nice -n 19 $(PYTHON) -m ptat_gateware.bitstream
 
-test-runs:
-	nice -n 10 $(MAKE) docs man
-	nice -n 10 $(PYTHON) -m ptat_testbed.check_exact --size small
-	nice -n 10 $(PYTHON) -m ptat_testbed.sim_soc
+test-suite: docs man
+	$(MAKE) -C testbed/plugin test
+	$(MAKE) -C firmware test
+	$(PYTHON) -m pytest
+	$(PYTHON) -m ptat_testbed.check_exact --size small
+	$(PYTHON) -m ptat_testbed.sim_soc
 	rm -rf docs/_build/studies-small
-	nice -n 10 $(PYTHON) -m ptat_testbed.studies_small --output docs/_build/studies-small
+	$(PYTHON) -m ptat_testbed.studies_small --output docs/_build/studies-small
 
 # With notebooks run anew, and pictures of the report of today; a warning fails the build.
 docs: .venv/docs-ready packages-browser
