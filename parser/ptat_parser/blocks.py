@@ -11,9 +11,12 @@ Nearly all words of a capture are accesses. Chunks that hold nothing else stay a
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TypeAlias
@@ -298,8 +301,11 @@ class BusReader:
 
     With `salvage`, damaged blocks are left out and counted as lost instead of raising
     `ParseError`; with `tail_may_be_cut` that holds for an unfinished last block only, as a
-    recording that was killed leaves it.
+    recording that was killed leaves it. Where `ahead` is set, it reads a chunk while the one before
+    is in use; one thread at a time, please.
     """
+
+    ahead: Executor | None = None
 
     def __init__(
         self, path: Path, channel: int = 0, *, salvage: bool = False, tail_may_be_cut: bool = False
@@ -369,27 +375,21 @@ class BusReader:
         states: list[tuple[int, ...]] = []
         holds: list[int] = []
         damaged: set[int] = set()
-        # One chunk more may be looked at while the last one is still in use.
-        buffers = [np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64) for _ in range(2)]
-        end = self._first + self.blocks
-        for first in range(self._first, end, self.chunk_blocks):
+        for first, words, fetched in self._fetched():
             chunk = first // self.chunk_blocks
-            buffers.reverse()
-            words = buffers[0][: min(self.chunk_blocks, end - first)]
             if known:
                 state[:] = self._states[chunk]
                 if self._holds[chunk] != OTHERS:
                     state[:] = self._states[chunk + 1]
-                    yield self._plain(self._holds[chunk], state, first, words)
+                    yield self._plain(self._holds[chunk], state, words, fetched)
                     continue
-            self.read(first, words)
             states.append(tuple(state.tolist()))
-            crc = self._crcs(words, first)
+            crc = fetched()
             holds.append(OTHERS if known else look(words, crc, self._kind, state))
             if holds[-1] == OTHERS:
                 yield self._decode(words, crc, first, state, damaged)
             else:
-                yield self._plain(holds[-1], state, first, words, is_read=True)
+                yield self._plain(holds[-1], state, words)
         if self._damaged is None and self._first == 0:
             states.append(tuple(state.tolist()))
             self._damaged, self._holds, self._states = damaged, holds, states
@@ -399,17 +399,39 @@ class BusReader:
             lost = Lost(0, int(state[_TICKS]), END_OF_TIME, None, missing_blocks)
             yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
 
+    def _fetched(self) -> Iterator[tuple[int, U64, Callable[[], U64]]]:
+        """Each chunk's first block, its words, and what fills these and returns their CRCs."""
+        # One chunk may still be in use while the next is looked at, and one more is read.
+        buffers = [np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64) for _ in range(3)]
+        end = self._first + self.blocks
+
+        def begin(first: int) -> tuple[int, U64, Callable[[], U64]]:
+            buffers.append(buffers.pop(0))
+            words = buffers[0][: min(self.chunk_blocks, end - first)]
+            if self.ahead:
+                return first, words, self.ahead.submit(self._fetch, first, words).result
+            return first, words, partial(self._fetch, first, words)
+
+        firsts = iter(range(self._first, end, self.chunk_blocks))
+        begun = deque(map(begin, islice(firsts, 1)))
+        while begun:
+            begun.extend(map(begin, islice(firsts, 1)))
+            yield begun.popleft()
+
+    def _fetch(self, first: int, words: U64) -> U64:
+        self.read(first, words)
+        return self._crcs(words, first)
+
     def _plain(
         self,
         holds: int,
         state: npt.NDArray[np.int64],
-        first: int,
         words: U64,
-        is_read: bool = False,
+        fetched: Callable[[], object] | None = None,
     ) -> PlainChunk:
         def read() -> U64:
-            if not is_read:
-                self.read(first, words)
+            if fetched:
+                fetched()
             return words
 
         return PlainChunk(len(words), int(state[_TICKS]), holds == WRITES, read)
@@ -429,7 +451,8 @@ class BusReader:
         if self._damaged is None:
             return crcs(words)
         crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
-        crc[[i for i in range(len(words)) if first + i in self._damaged]] ^= ONE
+        if self._damaged:
+            crc[[i for i in range(len(words)) if first + i in self._damaged]] ^= ONE
         return crc
 
     def _decode(

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from ptat_parser import clock, cluster, gaps, kernel_log, markers, quick, spans, storage, wire
 from ptat_parser import replay as replaying
 from ptat_parser.anchors import EntryStores
+from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
@@ -108,13 +110,17 @@ def parse(
     `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
     only ``pages.parquet`` and ``summary.json``. `workers` threads, or the workers of the Dask
     cluster whose scheduler is at `address`, share the work, which makes no difference to what is
-    written. Raises `PtatError` where the input is missing or damaged, or the disk full.
+    written: up to `STAGES` threads read, replay and write, more than that replay spans. Raises
+    `PtatError` where the input is missing or damaged, or the disk full.
     """
     session = Session(directory)
     unfinished = None
     try:
         unfinished = storage.begin(session.results_path)
-        summary = _parse_into(unfinished, session, salvage, counts_only, workers, address, progress)
+        with contextlib.ExitStack() as threads:
+            summary = _parse_into(
+                unfinished, session, salvage, counts_only, workers, address, progress, threads
+            )
         storage.finish(unfinished, session.results_path)
     except OSError as error:
         if unfinished:
@@ -162,11 +168,14 @@ def _parse_into(
     workers: int,
     address: str | None,
     progress: Progress,
+    threads: contextlib.ExitStack,
 ) -> dict[str, Any]:
     session.check_files()
     log = kernel_log.read_kernel_log(session.kernel_path)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
+    if workers > 1 and isinstance(reader, BusReader):
+        reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
     entry_stores = EntryStores(session, log)
     found = survey(reader, session.region, progress, entry_stores)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
@@ -212,20 +221,24 @@ def _parse_into(
     )
     cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz)
     starts = [span.first_access for span in cut]
+    in_turn = not address and (workers == 1 or (workers <= STAGES and replayer.goes_on))
+    if isinstance(reader, BusReader) and not in_turn:
+        reader.ahead = None
     make_output: spans.MakeOutput = _make_nothing
     if not counts_only:
         for name in ("misses", "other"):
             (directory / name).mkdir()
-        # In this process, reads are written as soon as they are settled.
-        in_whole = workers > 1 or address or not replayer.goes_on
+        # Where spans are replayed in turn, reads are written as soon as they are settled.
+        in_whole = not (in_turn and replayer.goes_on)
         rows = int(np.diff([*starts, found.accesses]).max()) if in_whole else 0
-        make_output = _MakeOutput(directory, fitted, rows)
+        behind = threads.enter_context(ThreadPoolExecutor(1)) if in_turn and workers > 1 else None
+        make_output = _MakeOutput(directory, fitted, rows, behind)
     if address:
         done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
-    elif workers > 1:
-        done = spans.replay_in_threads(workers, replayer, reader, cut, make_output, progress)
-    else:
+    elif in_turn:
         done = spans.replay_here(replayer, reader, cut, make_output, progress)
+    else:
+        done = spans.replay_in_threads(workers, replayer, reader, cut, make_output, progress)
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
     _write_pages(pages, done.rpt.mms, directory / "pages.parquet")
     summary = _summary(session, found, log, placement, fitted, done, pages, faults)
@@ -272,6 +285,9 @@ def _take_misses(
     return n
 
 
+STAGES = 3
+"""Of a parse, which so many threads do at once: to read, to replay and to write."""
+
 _ROOM_FOR = 48
 """Chunks that records have room for. Writing takes a core's cache from what is counted."""
 
@@ -287,15 +303,22 @@ class _MakeOutput:
     directory: Path
     fitted: Clock
     rows: int
+    behind: Executor | None = None
+    """Writes settled reads while the replay goes on; one thread, for the files have an order."""
     free: list[Records] = field(default_factory=list)
 
     def __call__(self, span: Span) -> _Output:
+        return _Output(self, span.number, self.records(self.rows, self.rows))
+
+    def records(self, least: int, rows: int) -> Records:
+        """Records for `least` rows, used before, or new ones for `rows`."""
         # Memory that was used before is there already.
-        try:
-            records = self.free.pop()
-        except IndexError:
-            records = _new_records(self.rows)
-        return _Output(self, span.number, records)
+        with contextlib.suppress(IndexError):
+            while True:
+                records = self.free.pop()
+                if records.kind.size >= least:
+                    return records
+        return _new_records(rows)
 
 
 def _new_records(rows: int) -> Records:
@@ -312,6 +335,7 @@ class _Output:
         self._number = number
         self._files: list[Writer] = []
         self._open: contextlib.ExitStack | None = None
+        self._writing: Future[Records] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         time, page, kind = self.records
@@ -333,25 +357,44 @@ class _Output:
         traceback: TracebackType | None,
     ) -> None:
         assert self._open
+        if self._writing:
+            self._writing.exception()  # is done then
         self._open.__exit__(kind, error, traceback)
         self._made_by.free.append(self.records)
 
     def make_room(self, used: int, settled: int, wanted: int) -> Records:
         """Write the first `settled` rows and move the others, up to `used`, to the front."""
-        self._write(settled, None)
         left, old = used - settled, self.records
-        if left + wanted > old.kind.size:
-            self.records = _new_records(left + _ROOM_FOR * wanted)
+        self._hand_on(settled, None)
+        if self._writing or left + wanted > old.kind.size:
+            self.records = self._made_by.records(left + wanted, left + _ROOM_FOR * wanted)
         for name in Records._fields:
             getattr(self.records, name)[:left] = getattr(old, name)[settled:used]
         return self.records
 
     def write(self, numbers: npt.NDArray[np.uint32] | None) -> None:
         """Write them, with the numbers that the span's pages have in the whole; None: the same."""
-        self._write(self.rows, numbers)
+        self._hand_on(self.rows, numbers)
+        self._wait()
 
-    def _write(self, rows: int, numbers: npt.NDArray[np.uint32] | None) -> None:
-        records, fitted = self.records, self._made_by.fitted
+    def _hand_on(self, rows: int, numbers: npt.NDArray[np.uint32] | None) -> None:
+        """Have the first `rows` written: at once, or behind, where they are used until then."""
+        self._wait()
+        if behind := self._made_by.behind:
+            self._writing = behind.submit(self._write, self.records, rows, numbers)
+        else:
+            self._write(self.records, rows, numbers)
+
+    def _wait(self) -> None:
+        if self._writing:
+            written, self._writing = self._writing.result(), None
+            if written is not self.records:
+                self._made_by.free.append(written)
+
+    def _write(
+        self, records: Records, rows: int, numbers: npt.NDArray[np.uint32] | None
+    ) -> Records:
+        fitted = self._made_by.fitted
         misses, others = self._files
         size = min(PAGE_ROWS, rows)
         time_ns, page = np.empty(size, np.int64), np.empty(size, np.uint32)
@@ -372,6 +415,7 @@ class _Output:
                     local if numbers is None else numbers[local],
                     records.kind[of],
                 )
+        return records
 
 
 _PAGES = {

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
+import errno
 import hashlib
 import pickle
 import random
@@ -16,6 +17,10 @@ from test_time import within
 
 from ptat_parser import blocks, parse, replay, results, spans, wire
 from ptat_parser.clock import Clock
+from ptat_parser.errors import ParseError, PtatError
+
+MANY = results.STAGES + 1
+"""Workers that replay spans."""
 
 
 @pytest.fixture(autouse=True)
@@ -249,7 +254,7 @@ def test_reads_are_held_until_they_are_settled(tmp_path, monkeypatch):
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
     path = busy(tmp_path / "s")
-    expected = parse(path, workers=2).summary
+    expected = parse(path, workers=MANY).summary
     whole = digests(path)
     rooms = []
     make_room = results._Output.make_room
@@ -267,14 +272,69 @@ def test_reads_are_held_until_they_are_settled(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("counts_only", [False, True])
-def test_any_number_of_workers_writes_the_same_bytes(tmp_path, counts_only):
-    path = busy(tmp_path / "s", granularity=64, lossy=True)
-    found = []
-    for workers in (1, 2, 3):
+@pytest.mark.parametrize("granularity", [8, 64])
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path, granularity, counts_only):
+    path = busy(tmp_path / "s", granularity=granularity, lossy=True)
+    parse(path, counts_only=counts_only)
+    expected = digests(path)
+    assert len(expected) == 2 if counts_only else len(expected) > 6
+    for workers in (2, 3, MANY, MANY + 1):
         parse(path, workers=workers, counts_only=counts_only)
-        found.append(digests(path))
-    assert len(found[0]) == 2 if counts_only else len(found[0]) > 6
-    assert found[0] == found[1] == found[2]
+        assert digests(path) == expected
+
+
+def test_reads_are_written_behind(tmp_path, monkeypatch):
+    """By another thread, while the replay goes on; and nothing else."""
+    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    monkeypatch.setattr(results, "_ROOM_FOR", 2)
+    path = busy(tmp_path / "s")
+    parse(path)
+    expected = digests(path)
+    writers = []
+    write = results._Output._write
+
+    def note(*arguments):
+        writers.append(threading.current_thread())
+        return write(*arguments)
+
+    monkeypatch.setattr(results._Output, "_write", note)
+    parse(path, workers=2)
+    assert digests(path) == expected
+    assert len(writers) > 6
+    assert len(set(writers)) == 1
+    assert threading.main_thread() not in writers
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_full_disk_behind_is_told(tmp_path, monkeypatch, at):
+    path = busy(tmp_path / "s")
+    write = results._Output._write
+    written = iter(range(1000))
+
+    def fail(*arguments):
+        if next(written) == at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*arguments)
+
+    monkeypatch.setattr(results._Output, "_write", fail)
+    with pytest.raises(PtatError, match="No space left on device"):
+        parse(path, workers=2)
+    assert not list(path.glob("results*"))
+
+
+@pytest.mark.parametrize("block", [0, -1])
+def test_damage_is_told_by_who_reads_ahead(tmp_path, block):
+    path = busy(tmp_path / "s")
+    file = path / "bus.0.raw"
+    data = bytearray(file.read_bytes())
+    data[block * wire.BLOCK_BYTES + 500] ^= 1
+    file.write_bytes(data)
+    told = []
+    for workers in (1, 2, MANY):
+        with pytest.raises(ParseError, match="CRC") as error:
+            parse(path, workers=workers)
+        told.append(str(error.value))
+    assert told[0] == told[1] == told[2]
 
 
 def test_reads_bring_entry_events_where_stores_are_lost(tmp_path):
@@ -326,12 +386,12 @@ def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, co
     parse(path, counts_only=counts_only)
     expected = digests(path)
     planned = noted_plan(monkeypatch)
-    parse(path, counts_only=counts_only, workers=2)
-    assert len(planned) == 2
+    parse(path, counts_only=counts_only, workers=MANY)
+    assert 2 <= len(planned) <= MANY
     assert digests(path) == expected
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [MANY, MANY + 1])
 def test_spans_that_end_in_another_order_write_the_same_bytes(tmp_path, monkeypatch, workers):
     """Each waits for one that is begun after it, as long as there is one."""
     path = busy(tmp_path / "s")
@@ -369,7 +429,7 @@ def test_an_error_of_a_worker_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(spans, "jobs", remove_directories)
     with pytest.raises(OSError, match="No such file"):
-        parse(path, workers=2)
+        parse(path, workers=MANY)
 
 
 def test_cuts_keep_away_from_faults():
