@@ -110,30 +110,25 @@ def parse(
     `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
     only ``pages.parquet`` and ``summary.json``. `workers` threads, or the workers of the Dask
     cluster whose scheduler is at `address`, share the work, which makes no difference to what is
-    written: up to `STAGES` threads read, replay and write, more than that replay spans. Raises
-    `PtatError` where the input is missing or damaged, or the disk full.
+    written: up to `STAGES` threads read, replay and write, more than that replay spans. Who parses
+    the session already is waited for. Raises `PtatError` where the input is missing or damaged, or
+    the disk full.
     """
     session = Session(directory)
-    unfinished = None
     try:
-        unfinished = storage.begin(session.results_path)
-        with contextlib.ExitStack() as threads:
+        with (
+            storage.replacing(session.results_path) as unfinished,
+            contextlib.ExitStack() as threads,
+        ):
             summary = _parse_into(
                 unfinished, session, salvage, counts_only, workers, address, progress, threads
             )
-        storage.finish(unfinished, session.results_path)
     except OSError as error:
-        if unfinished:
-            storage.discard(unfinished)
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise PtatError(
                 f"{session.results_path}: cannot be written: {error.strerror}",
                 "make room, or copy the session elsewhere",
             ) from error
-        raise
-    except PtatError:
-        if unfinished:
-            storage.discard(unfinished)
         raise
     return Results(session, summary)
 

@@ -8,11 +8,12 @@ and pyarrow wants to know the file system.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -147,29 +148,58 @@ def opened(path: Path) -> Iterator[Path | IO[bytes]]:
         yield path
 
 
-def begin(results: Path) -> Path:
-    """An empty directory to write results into, which `finish` puts in the place of older ones.
+@contextmanager
+def replacing(results: Path) -> Iterator[Path]:
+    """An empty directory to write results into, which takes the place of older ones at the end.
 
-    In an object store that is where they stay. ``summary.json``, written last, says that they are
-    whole, so it is the first that goes.
+    Who wants to write the same results meanwhile waits. After an error the older ones stay.
+
+    In an object store the directory is where they stay, and nobody waits. ``summary.json``, written
+    last, says that they are whole, so it is the first that goes.
     """
     if is_remote(results):
         (results / "summary.json").unlink(missing_ok=True)
         discard(results)
-        return results
+        try:
+            yield results
+        except BaseException:
+            discard(results)
+            raise
+        return
     unfinished = results.with_name(results.name + ".new")
-    if unfinished.exists():
-        shutil.rmtree(unfinished)
-    unfinished.mkdir()
-    return unfinished
-
-
-def finish(unfinished: Path, results: Path) -> None:
-    """See `begin`."""
-    if not is_remote(results):
+    with _made_and_locked(unfinished):
+        try:
+            yield unfinished
+        except BaseException:
+            discard(unfinished)
+            raise
         if results.exists():
             shutil.rmtree(results)
         unfinished.rename(results)
+
+
+@contextmanager
+def _made_and_locked(directory: Path) -> Iterator[None]:
+    """Make a directory, or empty it, once nobody else has it locked; who dies unlocks."""
+    with ExitStack() as stack:
+        while True:
+            directory.mkdir(exist_ok=True)
+            try:
+                opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, opened)
+                with suppress(OSError):  # of a file system without locks
+                    fcntl.flock(opened, fcntl.LOCK_EX)
+                if directory.stat().st_ino == os.fstat(opened).st_ino:
+                    break
+            except FileNotFoundError:
+                pass
+            # Who had it locked has renamed or removed it.
+        for left in directory.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+        yield
 
 
 def discard(directory: Path) -> None:

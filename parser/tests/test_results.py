@@ -2,6 +2,10 @@
 import errno
 import json
 import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +266,50 @@ def test_full_disk(session, monkeypatch):
     with pytest.raises(PtatError, match="cannot be written: No space left"):
         parse(path)
     assert not (path / "results.new").exists()
+
+
+def test_two_at_once_take_turns(session, monkeypatch):
+    path = session(steps=200)
+    begun, go_on = [threading.Event() for _ in range(2)], threading.Event()
+    waiting = iter(begun)
+    parse_into = results._parse_into
+
+    def note(*arguments):
+        next(waiting).set()
+        assert go_on.wait(60)
+        return parse_into(*arguments)
+
+    monkeypatch.setattr(results, "_parse_into", note)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(parse, path) for _ in range(2)]
+        assert begun[0].wait(60)
+        assert not begun[1].wait(0.3)
+        go_on.set()
+        first, second = (future.result().summary for future in both)
+    assert begun[1].is_set()
+    assert first == second == load(path).summary
+    assert not (path / "results.new").exists()
+
+
+def test_processes_at_once(session):
+    """Some of them while another one renames what they wait for."""
+    path = session(steps=200)
+    program = "import sys, pathlib, ptat_parser; ptat_parser.parse(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", program, str(path)]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait(300) for process in processes] == [0] * 4
+    whole = {file.name for file in (path / "results").iterdir()}
+    assert whole == {"misses", "other", "pages.parquet", "summary.json"}
+
+
+def test_what_a_killed_process_left_is_removed(session):
+    path = session(steps=50)
+    (path / "results.new" / "misses").mkdir(parents=True)
+    (path / "results.new" / "misses" / "part-00099.parquet").write_bytes(b"PAR1")
+    (path / "results.new" / "stray").write_text("")
+    parse(path)
+    assert not (path / "results" / "stray").exists()
+    assert not (path / "results" / "misses" / "part-00099.parquet").exists()
 
 
 def test_nothing_captured_but_markers(tmp_path):
