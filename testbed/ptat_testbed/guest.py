@@ -31,6 +31,7 @@ HEAP_SOCKET = "/run/ptat-heap"
 
 BOOT_TIMEOUT_S = 180.0
 SILENCE_TIMEOUT_S = 90.0
+WAIT_S = 1.0
 
 HANGS = "the guest hangs: it has been silent for too long"
 HANGS_AT_BOOT = "the guest hangs: it does not get ready to record"
@@ -236,21 +237,24 @@ class Guest:
             self._control.sendall(data)
 
     def _serve(self, silence_s: float, until: Callable[[], bool], *, patient: bool = True) -> None:
-        """Handle what comes; a sign of life renews the deadline of the `patient`."""
-        deadline = time.monotonic() + silence_s
+        """Handle what comes, for `silence_s`; a sign of life renews that of the `patient`."""
+        left_s = silence_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(self._wakeups.socket, selectors.EVENT_READ)
             while not until():
-                ready = [key.fileobj for key, _ in selector.select(1.0)]
+                begun = time.monotonic()
+                ready = [key.fileobj for key, _ in selector.select(WAIT_S)]
+                # While this process is stopped, so may the guest be: that does not count.
+                left_s -= min(time.monotonic() - begun, WAIT_S)
                 if self._wakeups.socket in ready:
                     for number in self._wakeups.signals():
                         self._signal(number)
                 if self._control in ready:
                     self._receive()
                     if patient:
-                        deadline = time.monotonic() + silence_s
-                if time.monotonic() > deadline and not until():
+                        left_s = silence_s
+                if left_s <= 0 and not until():
                     raise GuestDied(HANGS if patient else HANGS_AT_BOOT)
 
     def _signal(self, number: int) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -224,6 +225,22 @@ def test_guest_that_dies_while_recording():
 def test_guest_that_hangs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(guest, "SILENCE_TIMEOUT_S", 0.5)
     assert run(FakeInit.boot).failure == "the guest hangs: it has been silent for too long"
+
+
+def test_guest_of_a_recorder_that_was_stopped(monkeypatch: pytest.MonkeyPatch):
+    """The clock went on and neither of them did, as under ^Z: that is no silence."""
+    stopped = threading.Event()
+
+    def play(init: FakeInit) -> None:
+        init.boot()
+        stopped.set()
+        time.sleep(0.3)
+        init.end()
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * stopped.is_set())
+    monkeypatch.setattr(guest, "time", clock)
+    monkeypatch.setattr(guest, "WAIT_S", 0.1)
+    assert run(play).failure is None
 
 
 def test_guest_that_lives_but_does_not_get_ready(monkeypatch: pytest.MonkeyPatch):
