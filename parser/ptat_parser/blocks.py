@@ -301,8 +301,8 @@ class BusReader:
 
     With `salvage`, damaged blocks are left out and counted as lost instead of raising
     `ParseError`; with `tail_may_be_cut` that holds for an unfinished last block only, as a
-    recording that was killed leaves it. Where `ahead` is set, it reads a chunk while the one before
-    is in use; one thread at a time, please.
+    recording that was killed leaves it. Where `ahead` is set, of one thread, it reads a chunk
+    while the one before is in use.
     """
 
     ahead: Executor | None = None

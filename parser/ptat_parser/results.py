@@ -47,6 +47,8 @@ I64 = npt.NDArray[np.int64]
 FORMAT = "ptat-results"
 VERSION = 2
 
+WAITING = "waiting for who parses it already"
+
 KIND_FAULT = replaying.FAULT
 KIND_PMD_READ = replaying.PMD_READ
 
@@ -117,7 +119,7 @@ def parse(
     session = Session(directory)
     try:
         with (
-            storage.replacing(session.results_path) as unfinished,
+            storage.replacing(session.results_path, lambda: progress(WAITING, 0, 1)) as unfinished,
             contextlib.ExitStack() as threads,
         ):
             summary = _parse_into(

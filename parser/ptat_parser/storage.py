@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -149,10 +149,11 @@ def opened(path: Path) -> Iterator[Path | IO[bytes]]:
 
 
 @contextmanager
-def replacing(results: Path) -> Iterator[Path]:
+def replacing(results: Path, on_wait: Callable[[], None]) -> Iterator[Path]:
     """An empty directory to write results into, which takes the place of older ones at the end.
 
-    Who wants to write the same results meanwhile waits. After an error the older ones stay.
+    Who wants to write the same results meanwhile waits, when `on_wait` has been called. After an
+    error the older ones stay.
 
     In an object store the directory is where they stay, and nobody waits. ``summary.json``, written
     last, says that they are whole, so it is the first that goes.
@@ -167,7 +168,7 @@ def replacing(results: Path) -> Iterator[Path]:
             raise
         return
     unfinished = results.with_name(results.name + ".new")
-    with _made_and_locked(unfinished):
+    with _made_and_locked(unfinished, on_wait):
         try:
             yield unfinished
         except BaseException:
@@ -179,7 +180,7 @@ def replacing(results: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _made_and_locked(directory: Path) -> Iterator[None]:
+def _made_and_locked(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Make a directory, or empty it, once nobody else has it locked; who dies unlocks."""
     with ExitStack() as stack:
         while True:
@@ -188,7 +189,11 @@ def _made_and_locked(directory: Path) -> Iterator[None]:
                 opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, opened)
                 with suppress(OSError):  # of a file system without locks
-                    fcntl.flock(opened, fcntl.LOCK_EX)
+                    try:
+                        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        on_wait()
+                        fcntl.flock(opened, fcntl.LOCK_EX)
                 if directory.stat().st_ino == os.fstat(opened).st_ino:
                     break
             except FileNotFoundError:
