@@ -92,7 +92,7 @@ lint: packages .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh docs/notebooks/*.sh .ci/run
+	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh docs/notebooks/*.sh .ci/run .ci/kernel
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
 
