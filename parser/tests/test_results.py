@@ -2,6 +2,7 @@
 import errno
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -281,11 +282,11 @@ def test_two_at_once_take_turns(session, monkeypatch):
 
     monkeypatch.setattr(results, "_parse_into", note)
     with ThreadPoolExecutor(2) as pool:
-        steps = []
-        both = [pool.submit(parse, path, progress=lambda *step: steps.append(step)) for _ in begun]
+        steps = queue.SimpleQueue()
+        both = [pool.submit(parse, path, progress=lambda *step: steps.put(step)) for _ in begun]
         assert begun[0].wait(60)
+        assert steps.get(timeout=60) == (results.WAITING, 0, 1)
         assert not begun[1].wait(0.3)
-        assert steps == [(results.WAITING, 0, 1)]
         go_on.set()
         first, second = (future.result().summary for future in both)
     assert begun[1].is_set()

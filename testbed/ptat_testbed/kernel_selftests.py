@@ -50,13 +50,6 @@ CATEGORIES = (
 SHORT = CATEGORIES[: CATEGORIES.index("gup_test")]
 """Those that take seconds."""
 CATEGORY_TIMEOUT_S = 900
-OVERCOMMIT_FILE = Path("/proc/sys/vm/nr_overcommit_hugepages")
-SPARE_HUGE_PAGES = {"userfaultfd": 1}
-"""That a category may have beyond those it asks for.
-
-uffd-stress of 6.12 takes all there are. Where two of its threads copy to the same page, each takes
-one, and now and then there is none left: that of 7.3 wants one more for each further CPU.
-"""
 COMPARE_EVERY_S = 2.0
 REGION_BYTES = 32 << 20
 RESULT = re.compile(r"^(ok|not ok) \d+ (.*?)(?: # (SKIP|exit=\d+).*)?$", re.M)
@@ -174,7 +167,6 @@ def _trace_me(mode: int) -> None:
 def _vmtests(tests: Path, category: str, mode: int) -> dict[str, str]:
     """The result of each test of a category: ``ok``, ``not ok`` or ``SKIP``."""
     begun_s = time.monotonic()
-    OVERCOMMIT_FILE.write_text(str(SPARE_HUGE_PAGES.get(category, 0)))
     try:
         done = subprocess.run(
             ["./run_vmtests.sh", "-t", category],
