@@ -17,7 +17,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,6 +25,7 @@ import pyarrow.compute as pc
 from ptat_host import report
 from ptat_host.objects import Object, Objects
 from ptat_parser import Results, Trace
+from ptat_parser.jit import jit
 
 BINS = 512
 """Of time."""
@@ -128,6 +128,11 @@ def _totals(summary: dict[str, Any]) -> list[tuple[str, int, bool]]:
         ),
         ("faulted walks, not counted as misses", totals["faulted"], False),
         ("reads of PMD entries, on the way", totals["pmd_reads"], False),
+        *(
+            [("read-backs by the kernel", totals["readbacks"], False)]
+            if totals["readbacks"]
+            else []
+        ),
         ("lost", summary["lost"], bool(summary["lost"])),
     ]
 
@@ -244,7 +249,7 @@ class _Map:
         return ["" if index is None else _title(objects.objects[index]) for index in found]
 
 
-@numba.njit(cache=True)
+@jit
 def _add(
     time_ns: npt.NDArray[np.int64],
     page: npt.NDArray[np.uint32],

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.errors import PtatError
+from ptat_parser.jit import jit
 
 SIZES = {"4K": 1 << 12, "2M": 1 << 21, "1G": 1 << 30}
 
@@ -92,7 +92,7 @@ def misses(
     return found
 
 
-@numba.njit(cache=True)
+@jit
 def _replay(
     page: npt.NDArray[np.uint32],
     tags: npt.NDArray[np.uint64],

@@ -17,20 +17,30 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from ptat_parser.jit_cache import cached
+
 I64 = npt.NDArray[np.int64]
 
 Integer: TypeAlias = Any
 """A Python integer to Python, a machine integer to numba."""
 
-jit = numba.njit(cache=True, nogil=True)
-"""Compile on first use, keep the code for later runs, let other threads run meanwhile.
+_njit: Any = numba.njit
 
-numba compiles a module's functions again when that module changes, not when one that it takes
-constants from does: touch the former too.
-"""
+F = TypeVar("F", bound=Callable[..., Any])
 
-inlined = numba.njit(cache=True, nogil=True, inline="always")
-"""Like `jit`, for what compiled code calls often: handing on tuples of arrays is costly."""
+
+def jit(function: F) -> F:
+    """Compile on first use, keep the code for later runs, let other threads run meanwhile."""
+    compiled: F = _njit(nogil=True)(function)
+    cached(compiled)
+    return compiled
+
+
+def inlined(function: F) -> F:
+    """Like `jit`, for what compiled code calls often: handing on tuples of arrays is costly."""
+    compiled: F = _njit(nogil=True, inline="always")(function)
+    cached(compiled)
+    return compiled
 
 
 def _stripped(context: Any, builder: Any, kind: Any, value: Any) -> Any:  # noqa: ANN401
