@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,7 +50,13 @@ def boot(archive: Path) -> Boot:
     """Boots with some kernel parameters and returns the console; fails on any kernel warning."""
 
     def run(
-        parameters: str, *, cpus: int = 1, memory: str = "1G", devices: Sequence[str] = ()
+        parameters: str,
+        *,
+        cpus: int = 1,
+        memory: str = "1G",
+        devices: Sequence[str] = (),
+        shared: Path | None = None,
+        on_line: Callable[[bytes], None] = lambda line: None,
     ) -> str:
         command: list[str | Path] = [
             *("qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,la57=off"),
@@ -59,17 +66,23 @@ def boot(archive: Path) -> Boot:
             *("-append", f"console=ttyS0 nokaslr panic=-1 {parameters}"),
             *devices,
         ]
-        try:
-            output = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=BOOT_TIMEOUT_S,
-                check=False,
-            ).stdout
-        except subprocess.TimeoutExpired as hung:
-            output = hung.output or b""
+        if shared:
+            ram = f"memory-backend-file,id=ram,size={memory},share=on,mem-path={shared}"
+            command += ["-object", ram, "-machine", "memory-backend=ram"]
+        output = b""
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as machine:
+            hung = threading.Timer(BOOT_TIMEOUT_S, machine.kill)
+            hung.start()
+            try:
+                assert machine.stdout
+                for line in machine.stdout:
+                    output += line
+                    on_line(line)
+            finally:
+                hung.cancel()
+                machine.kill()
         console = output.decode(errors="replace").replace("\r", "")
         assert "init: done" in console, console[-4000:]
         assert not TROUBLE.search(console), console
@@ -111,6 +124,63 @@ def test_selftest_in_a_bar(boot: Boot) -> None:
     assert_traces(console, BAR, 8 * MIB)
     # The claim nests below the device's.
     assert re.search(rf"^( +){BAR:x}-\w+ : 0000:.*\n\1  {BAR:x}-\w+ : ptat$", console, re.M)
+
+
+DETACHED = "its page tables are in memory again, tracing is off"
+
+
+def assert_goes_on(console: str, why: str) -> None:
+    """The processes went on without the region, and the kernel told so once."""
+    assert "/ptat_test: exit status 0" in console
+    assert [line for line in console.splitlines() if DETACHED in line] == [
+        line for line in console.splitlines() if f"ptat: the region {why}: {DETACHED}" in line
+    ]
+    assert console.count(DETACHED) == 1
+    shown = numbers(console)
+    assert shown["detached"] == 1
+    assert shown["used"] == 0
+    assert shown["allocs"] == shown["frees"]
+
+
+@pytest.mark.guest
+@pytest.mark.parametrize("cpus", [1, 4])
+def test_region_is_given_up_on_request(boot: Boot, cpus: int) -> None:
+    console = boot("ptat=8M@256M -- /ptat_test -d /sys/kernel/mm/ptat/detach", cpus=cpus)
+    assert_goes_on(console, "is detached on request")
+
+
+@pytest.mark.guest
+def test_device_is_removed(boot: Boot) -> None:
+    """As before it is unplugged; what else uses its address may have it then."""
+    remove = "/sys/bus/pci/devices/0000:00:02.0/remove"
+    device = (*BAR_DEVICE[:1], f"{BAR_DEVICE[1]},addr=2")
+    console = boot(f"ptat=8M@{BAR:#x} -- /ptat_test -d {remove}", cpus=2, devices=device)
+    assert_goes_on(console, "is being removed")
+    assert f"{BAR:x}-" not in console.partition("== /proc/iomem")[2]
+
+
+@pytest.mark.guest
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        # A device that is gone; one that was reset, which walks alone do not tell.
+        (b"\xff", "-d"),
+        (b"\x00", "-r -d"),
+    ],
+)
+def test_region_is_lost(boot: Boot, tmp_path: Path, word: bytes, options: str) -> None:
+    """The region's memory, under the feet of what uses it, becomes what a lost device reads as."""
+    memory = tmp_path / "memory"
+    lost = b"waiting for the region to go"
+
+    def lose(line: bytes) -> None:
+        if lost in line:
+            with memory.open("r+b") as file:
+                file.seek(256 * MIB)
+                file.write(word * (8 * MIB))
+
+    console = boot(f"ptat=8M@256M -- /ptat_test {options}", cpus=2, shared=memory, on_line=lose)
+    assert_goes_on(console, "does not answer")
 
 
 @pytest.mark.guest
