@@ -54,7 +54,7 @@ for ticks, write, address in accesses(session / "bus.0.raw"):
         announced[event.get("slot_pa")] = "table" if "pa" in event else "leaf"
     elif write:
         holds[address] = announced.pop(address, holds.get(address, "leaf"))
-    else:
+    elif slot >= region["marker_slots"]:  # else read back by the kernel
         table, size = tables[address >> 12], 4096 << 9 * (tables[address >> 12]["level"] - 1)
         kind = holds.get(address, "leaf")
         print(ticks, table["mm"], table["va"] + address % 4096 // 8 * size, size, kind)

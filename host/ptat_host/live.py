@@ -230,6 +230,7 @@ class LiveMachine:
             "marker_slots": told["marker_slots"],
             "marker_stride_bytes": told["marker_stride"],
             "levels": self._request.levels,
+            "readback": self._request.readback,
         }
 
     @property
@@ -279,6 +280,17 @@ class LiveMachine:
         run.failure = run.failure or self._failure
         return run
 
+    def _read_back(self) -> None:
+        """Let the kernel read the region back before it flushes TLBs, or not."""
+        file = CONTROL / "readback"
+        if file.exists():
+            file.write_text("on" if self._request.readback else "off")
+        elif self._request.readback:
+            raise BoardError(
+                f"{file} is missing: the running kernel cannot read the region back",
+                "leave --readback out, or build the kernel with this version's patches",
+            )
+
     def fills(self) -> list[Fill]:
         """How full the buffers of the kernel's log are."""
         found = []
@@ -298,7 +310,10 @@ class LiveMachine:
         while stat.get("used") and time.monotonic() < deadline:
             time.sleep(0.01)
             stat = numbers((CONTROL / "stat").read_text())
-        check = numbers(CHECK_FILE.read_text()) if CHECK_FILE.exists() else None
+        check = None
+        # The region may be gone.
+        if CHECK_FILE.exists() and not stat.get("detached"):
+            check = numbers(CHECK_FILE.read_text())
         return {"stat": stat, "check": check, "warnings": self._warnings()}
 
     def _frequency(self, given: str | None) -> int:
@@ -342,6 +357,7 @@ class LiveMachine:
             instance.mkdir()
             taking.callback(_remove, instance)
             (CONTROL / "levels").write_text(self._request.levels)
+            self._read_back()
             memory_kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024
             buffer_kib = min(BUFFER_MAX_KIB, memory_kib // 16 // len(self._cpus))
             (instance / "trace_clock").write_text("x86-tsc")

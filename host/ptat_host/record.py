@@ -30,6 +30,7 @@ FREE_BYTES_MIN = 256 << 20
 
 RUNNING = "ptat record did not end, or is still running"
 """Why a session is incomplete, as long as nothing else is known."""
+DETACHED = "the region went away, its page tables are in memory again (see dmesg)"
 
 _DESCRIPTION_BYTES_MAX = 256 << 10
 
@@ -144,6 +145,9 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
         except OSError as error:
             why = _reason(error, request.session_dir)
             print(f"ptat: objects will have no names: {why}", file=sys.stderr)
+    if result.metadata.get("kernel", {}).get("stat", {}).get("detached"):
+        reason = f"{result.reason}; {DETACHED}" if result.reason else DETACHED
+        result = replace(result, complete=False, reason=reason)
     content = description.content
     content["complete"] = result.complete
     content["incomplete_reason"] = None if result.complete else result.reason
@@ -213,6 +217,7 @@ def _before(board: Board, request: RecordRequest) -> dict[str, Any]:
         "cpu": {},
         "options": {
             "levels": request.levels,
+            "readback": request.readback,
             "granularity_bytes": request.granularity_bytes,
             "entries": request.entries,
             "faults": request.faults,

@@ -190,6 +190,8 @@ def _totals(report: dict[str, Any]) -> Table:
         table.add_row("of a known page", _count(exact), others)
     table.add_row("faulted walks", _count(totals["faulted"]), "ended in a page fault; not counted")
     table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
+    if totals["readbacks"]:
+        table.add_row("read-backs", _count(totals["readbacks"]), "by the kernel, asked for")
     lost = report["lost"]
     kinds = ", ".join(f"{kind} {_count(n)}" for kind, n in report["losses"].items() if n)
     table.add_row("lost", Text(_count(lost), style="bold red" if lost else ""), kinds or "nothing")

@@ -82,7 +82,7 @@ def make_session(directory: Path) -> None:
     sizes = {"4096": 80, "2097152": 20}
     summary = {
         "format": "ptat-results",
-        "version": 2,
+        "version": 3,
         "granularity_bytes": 64,
         "complete": True,
         "incomplete_reason": None,
@@ -90,6 +90,7 @@ def make_session(directory: Path) -> None:
             "misses": 107,
             "faulted": 6,
             "pmd_reads": 12_345,
+            "readbacks": 0,
             "stores": 9,
             "accesses": 12_500,
             "pages": 6,

@@ -196,7 +196,8 @@ def _check_counts(session: Session, capture: Capture, report: Report, progress: 
     for what in ("misses", "faulted"):
         of_processes = sum(process[what] for process in processes)
         equal(name, f"{what} of all processes", of_processes, "in total", totals[what])
-    reads = totals["misses"] + totals["faulted"] + totals["pmd_reads"] + unexplained["reads"]
+    kinds = ("misses", "faulted", "pmd_reads", "readbacks")
+    reads = sum(totals[kind] for kind in kinds) + unexplained["reads"]
     equal(name, "reads by kind", reads, "in the capture", capture.reads)
     equal(
         name,
@@ -238,7 +239,7 @@ def _check_counters(
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{session.counters_path}: damaged: {error}", "restore the file") from None
     name = session.counters_path.name
-    equal(name, "loads of the region by the kernel", loads, "allowed", 0)
+    equal(name, "loads of the region by the kernel", loads, "read back", capture.readbacks)
     equal(name, "accesses", counted - lost, "in the capture", capture.accesses)
     if not lost:
         equal(name, "reads", reads, "in the capture", capture.reads)

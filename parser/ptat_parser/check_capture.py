@@ -40,6 +40,7 @@ class Capture:
 
     accesses: int = 0
     reads: int = 0
+    readbacks: int = 0
     unexplained: int = 0
     gaps: int = 0
     lost_accesses: int = 0
@@ -133,9 +134,10 @@ def check_channel(
         offset = found.address - np.uint64(region.base)
         outside = offset >= np.uint64(region.size_bytes)
         marker = offset < marker_bytes
+        readback = ~found.write & (found.address == np.uint64(session.readback_address))
         for rows, message in (
             (np.flatnonzero(outside), "an access outside the region"),
-            (np.flatnonzero(marker & ~found.write), "a read of the marker area"),
+            (np.flatnonzero(marker & ~found.write & ~readback), "a read of the marker area"),
         ):
             if rows.size:
                 _, place = found.where(session, int(rows[0]))
@@ -143,7 +145,8 @@ def check_channel(
         capture.marker_stores += int(np.count_nonzero(marker & found.write))
         capture.accesses += found.time.size
         capture.reads += int(np.count_nonzero(~found.write))
-        capture.unexplained += int(np.count_nonzero((outside | marker) & ~found.write))
+        capture.readbacks += int(np.count_nonzero(readback))
+        capture.unexplained += int(np.count_nonzero((outside | marker) & ~found.write & ~readback))
         progress("checking blocks", first + len(words), blocks)
     end = _at(blocks * wire.BLOCK_WORDS)
     if session.complete and stream.cut:

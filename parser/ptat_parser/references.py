@@ -228,7 +228,8 @@ def _number(
     """Stops when the table is half full, or `out` is; `position` tells where."""
     access, part = position
     done = 0
-    last_unit, last_number = np.uint64(0), _NONE
+    last_unit = np.uint64(0)
+    last_number: Integer = _NONE
     while access < address.size:
         first = address[access] >> shift
         parts = np.int64((address[access] + np.uint64(size[access] - 1) >> shift) - first) + 1

@@ -156,8 +156,9 @@ _ENTRY_SHIFT = np.uint64(3)
     FIRST_READ,  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
     FIRST_ROW,  # the read that is the first of the records
     SETTLED,  # reads before this one are too old for a fault event to be about
-) = range(27)
-COUNTERS = 27
+    READBACKS,  # reads by the kernel, before it flushed TLBs
+) = range(28)
+COUNTERS = 28
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -232,6 +233,7 @@ class _Config(NamedTuple):
     base: np.uint64
     size: np.uint64
     marker_bytes: np.uint64
+    readback: np.uint64  # address that the kernel reads; or no address
     line: int  # entries that one bus address stands for
     faults: bool
     entries: bool
@@ -293,7 +295,7 @@ _put_room, _room_in = keeping(
         np.empty((0, 0), np.int64),
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
-        _Config(_ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, 0),
+        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, 0),
     )
 )
 
@@ -919,6 +921,9 @@ def _replay(
                 pmd_line = slot if goes_on else -1
                 count[WALK_PMD_TICKS] = now
             else:
+                if address == config.readback:
+                    count[READBACKS] += 1
+                    continue
                 reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
                 _unexplained(now, address, reason, count, examples)
                 continue
@@ -1099,6 +1104,7 @@ class Replayer:
             np.uint64(region.base),
             np.uint64(region.size_bytes),
             np.uint64(region.marker_slots * region.marker_stride_bytes),
+            np.uint64(session.readback_address),
             session.board.granularity_bytes // 8,
             faults,
             entries and session.board.granularity_bytes > 8,

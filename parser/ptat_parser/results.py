@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # parsing does without, and starts the sooner
 I64 = npt.NDArray[np.int64]
 
 FORMAT = "ptat-results"
-VERSION = 2
+VERSION = 3
 
 WAITING = "waiting for who parses it already"
 
@@ -517,6 +517,7 @@ def _summary(
             "faulted": faulted,
             "pmd_reads": int(count[replaying.N_OUTPUT]) - misses - faulted,
             "stores": int(count[replaying.STORES]),
+            "readbacks": int(count[replaying.READBACKS]),
             "accesses": found.accesses,
             "pages": int(np.count_nonzero(done.pages[quick.P_MISSES])),
         },

@@ -29,6 +29,9 @@ DESCRIPTION_BYTES_MAX = 16 << 20
 REGION_BYTES_MAX = 64 << 30
 """Page tables of 32 TiB; what is kept of each page of a region grows with it."""
 
+CANARY_OFFSET_BYTES = 8
+"""In the region, of the word that the kernel reads back; ``PTAT_CANARY_OFFSET`` in the kernel."""
+NO_ADDRESS = (1 << 64) - 1
 BUS_BYTES = 1 << wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
 
 
@@ -77,6 +80,8 @@ class Region(msgspec.Struct, frozen=True):
     marker_slots: Positive
     marker_stride_bytes: Positive
     levels: str
+    readback: bool = False
+    """Does the kernel read a word among the markers before it flushes TLBs?"""
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -179,6 +184,13 @@ class Session:
     def channel(self) -> Channel:
         """The capture stream, or the first of several; all have one clock."""
         return self.board.channels[0]
+
+    @property
+    def readback_address(self) -> int:
+        """Bus address of what the kernel reads before it flushes TLBs, or `NO_ADDRESS`."""
+        if not self.region.readback:
+            return NO_ADDRESS
+        return self.region.base + CANARY_OFFSET_BYTES & -self.board.granularity_bytes
 
     @property
     def bus_path(self) -> Path:

@@ -57,6 +57,7 @@ _ADDED = (
     replaying.AMBIGUOUS,
     replaying.WALKS_WHOLE,
     replaying.WALKS_BROKEN,
+    replaying.READBACKS,
 )
 
 

@@ -120,6 +120,7 @@ class Tail:
         self._given_up_seq: int | None = None
         self._rpt = Rpt(region.base, region.size_bytes)
         self._marker_bytes = region.marker_slots * region.marker_stride_bytes
+        self._readback = np.uint64(session.readback_address)
         self._held = _nothing()
         self._clock = clock
         self._waiting_since: float | None = None
@@ -285,7 +286,7 @@ class Tail:
             _walk(
                 address, write, start,
                 np.uint64(self._rpt.base), np.uint64(self._rpt.size_bytes),
-                np.uint64(self._marker_bytes), self.span,
+                np.uint64(self._marker_bytes), self._readback, self.span,
                 t.level, t.store_level, t.frame, t.parent_slot, t.state, t.pending,
                 self._counts, self._touched, self._sums,
             )
@@ -397,6 +398,7 @@ def _walk(
     base: Integer,
     size: Integer,
     marker_bytes: Integer,
+    readback: Integer,
     line: Integer,
     level: U8,
     store_level: U8,
@@ -417,7 +419,7 @@ def _walk(
         if offset < marker_bytes:
             if write[i]:
                 return i
-            sums[_UNEXPLAINED] += 1
+            sums[_UNEXPLAINED] += address[i] != readback
             continue
         page = np.int64(offset >> _PAGE_SHIFT)
         if frame[page] < 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ptat_parser import kernel_log
 from ptat_parser.kernel_log import TableEvent
 from ptat_parser.replay import FAULT, MISS, PMD_READ
+from ptat_parser.session import NO_ADDRESS
 
 EMPTY, TABLE, LEAF, UNTRACED = "empty", "table", "leaf", "untraced"
 
@@ -62,8 +63,10 @@ class Reference:
         patience: int,
         hold: int,
         clock_error: int,
+        readback_address: int = NO_ADDRESS,
     ) -> None:
         self.base, self.size_bytes, self.marker_bytes = base, size_bytes, marker_bytes
+        self.readback_address, self.readbacks = readback_address, 0
         self.line = granularity // 8
         self.patience = patience  # ticks
         self.hold = hold  # ticks
@@ -255,6 +258,9 @@ class Reference:
     ) -> None:
         """`following`: ticks and address of the next access, if that is a read."""
         self.last_pmd = None
+        if address == self.readback_address and not write:
+            self.readbacks += 1
+            return
         at = self.locate(address)
         if at is None or (address - self.base < self.marker_bytes and not write):
             self.unexplained.append((ticks, address))

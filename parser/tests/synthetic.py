@@ -16,7 +16,7 @@ import numpy as np
 
 from ptat_parser import truth, wire
 from ptat_parser.blocks import BlockWriter
-from ptat_parser.session import seal
+from ptat_parser.session import CANARY_OFFSET_BYTES, seal
 
 REGION_BASE = 0x4000_0000
 ELSEWHERE = 0x1_2345_6000  # of a table outside the region
@@ -209,12 +209,15 @@ class Machine:
         psc: bool = True,
         untraced: float = 0.0,
         reuse: bool = False,
+        readback: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.granularity = granularity
         self.region_bytes = (16 + region_pages) * 4096
         self.cpus = cpus
         self.levels = levels
+        self.readback = readback  # before TLB flushes, and at page faults
+        self.readbacks = 0
         self.entries = entries
         self.psc = psc
         self.untraced = untraced  # share of PTE tables that find the region full
@@ -242,6 +245,11 @@ class Machine:
     def store(self, address: int) -> None:
         if address:
             self.access_bus(address, True)
+
+    def read_back(self) -> None:
+        if self.readback:
+            self.readbacks += 1
+            self.access_bus(REGION_BASE + CANARY_OFFSET_BYTES, False)
 
     def lose(self, count: int) -> None:
         """The last `count` accesses did not reach the stream."""
@@ -340,6 +348,7 @@ class Machine:
             self.event("ptat_pte_clear", mm=mm.id, slot_pa=slot, va=va, entry=0, level=1)
         self.store(slot)
         table.entries.pop(index, None)
+        self.read_back()
 
     def set_huge(self, mm: Mm, va: int, writable: bool) -> None:
         self._set_pmd(mm, va, Leaf(writable))
@@ -468,6 +477,7 @@ class Machine:
         while not self.walk(mm, va, write):
             self.now += self.rng.randrange(200, 900)
             self.event("ptat_fault", mm=mm.id, va=va, error_code=2 * write)
+            self.read_back()
             self.now += self.rng.randrange(1000, 3000)
             self.fix(mm, va, write)
 
@@ -600,6 +610,7 @@ class Machine:
                 "marker_slots": MARKER_SLOTS,
                 "marker_stride_bytes": MARKER_STRIDE,
                 "levels": self.levels,
+                "readback": self.readback,
             },
             "kernel": {
                 "release": "6.12",

@@ -350,7 +350,7 @@ def test_counters_that_contradict(session):
     assert violation.message.startswith("reads: 0, but in the capture: ")
     region["cpu_loads"] = 2
     (path / "counters.json").write_text(json.dumps(counters))
-    assert first(path)[1].message == "loads of the region by the kernel: 2, but allowed: 0"
+    assert first(path)[1].message == "loads of the region by the kernel: 2, but read back: 0"
 
 
 def test_a_damaged_log_is_a_violation(session):

@@ -11,6 +11,7 @@ from reference import Reference, classify
 from ptat_parser import clock, kernel_log, markers, quick
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
+from ptat_parser.check import check
 from ptat_parser.kernel_log import TableEvent
 from ptat_parser.results import parse
 from ptat_parser.session import Session
@@ -85,6 +86,7 @@ def reference_of(session, log, reader, placement, fitted):
         int(replaying.PATIENCE_S * session.channel.tick_hz),
         int(replaying.HOLD_S * session.channel.tick_hz),
         fitted.error_ticks,
+        session.readback_address,
     )
     return classify(
         reference,
@@ -117,11 +119,14 @@ def add_losses(machine: synthetic.Machine, choose: random.Random) -> None:
     lossy=st.booleans(),
     untraced=st.sampled_from([0, 0.3]),
     chunk_blocks=st.sampled_from([1, 64]),
+    readback=st.booleans(),
 )
 def test_compiled_replay_equals_the_reference(
-    tmp_path_factory, seed, steps, granularity, levels, lossy, untraced, chunk_blocks
+    tmp_path_factory, seed, steps, granularity, levels, lossy, untraced, chunk_blocks, readback
 ):
-    machine = synthetic.Machine(seed, granularity, levels=levels, untraced=untraced).run(steps)
+    machine = synthetic.Machine(
+        seed, granularity, levels=levels, untraced=untraced, readback=readback
+    ).run(steps)
     if lossy:
         add_losses(machine, random.Random(seed))
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
@@ -129,6 +134,7 @@ def test_compiled_replay_equals_the_reference(
     reference = reference_of(*given_to_it)
     assert rows == [(r.ticks, r.kind, r.mm, r.va, r.size) for r in reference.records]
     assert int(done.counters[replaying.UNEXPLAINED]) == len(reference.unexplained)
+    assert int(done.counters[replaying.READBACKS]) == reference.readbacks
 
 
 @settings(max_examples=25)
@@ -138,11 +144,14 @@ def test_compiled_replay_equals_the_reference(
     granularity=st.sampled_from([8, 32, 64]),
     levels=st.sampled_from(["pte", "pte+pmd"]),
     cpus=st.integers(1, 4),
+    readback=st.booleans(),
 )
 def test_misses_are_those_that_the_machine_had(
-    tmp_path_factory, seed, steps, granularity, levels, cpus
+    tmp_path_factory, seed, steps, granularity, levels, cpus, readback
 ):
-    machine = synthetic.Machine(seed, granularity, levels=levels, cpus=cpus).run(steps)
+    machine = synthetic.Machine(seed, granularity, levels=levels, cpus=cpus, readback=readback).run(
+        steps
+    )
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
     *_, done, rows = replay(path)
     entries = granularity // 8
@@ -152,6 +161,7 @@ def test_misses_are_those_that_the_machine_had(
     ]
     assert done.counters[replaying.UNEXPLAINED] == 0
     assert done.counters[replaying.FAULTS_UNMATCHED] == 0
+    assert done.counters[replaying.READBACKS] == machine.readbacks
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -367,6 +377,25 @@ def test_reads_that_nothing_explains(tmp_path):
         (free[0], "of a page that holds no table"),
         (outside, "outside the region"),
     ]
+
+
+@pytest.mark.parametrize("granularity", [8, 64])
+def test_only_a_kernel_that_reads_back_may_read_among_the_markers(tmp_path, granularity):
+    summaries = []
+    for readback in (False, True):
+        machine = synthetic.Machine(granularity=granularity, readback=True)
+        mm = machine.exec()
+        machine.set_pte(mm, 0x5000, True)
+        machine.access(mm, 0x5000)
+        machine.read_back()
+        machine.access_bus(synthetic.REGION_BASE + 64, False)  # but nowhere else
+        machine.readback = readback
+        session = machine.write(tmp_path / f"{readback}")
+        summaries.append(parse(session).summary)
+        violation = check(session).first
+        assert violation and violation.message == "a read of the marker area"
+    told = [(s["totals"]["readbacks"], s["unexplained"]["reads"]) for s in summaries]
+    assert told == [(0, 2), (1, 1)]
 
 
 def test_untraced_tables_are_told(tmp_path):

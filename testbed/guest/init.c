@@ -15,6 +15,7 @@
  *	rlimit   "resource soft hard", numbers
  *	self     what the command writes to /sys/kernel/mm/ptat/self
  *	levels   what is written to /sys/kernel/mm/ptat/levels
+ *	readback what is written to /sys/kernel/mm/ptat/readback
  *	event    a tracepoint of the system ptat to enable
  *	buffer   ring buffer of each CPU in KiB
  *	maps     record what the command maps to kernel/maps.jsonl; the value is
@@ -81,7 +82,7 @@
 
 struct config {
 	char **argv, **envp, **rlimits, **events;
-	const char *cwd, *self, *levels, *buffer, *maps, *hostname;
+	const char *cwd, *self, *levels, *readback, *buffer, *maps, *hostname;
 };
 
 struct relay {
@@ -317,6 +318,8 @@ static void parse_config(struct config *config, char *data)
 			config->self = value;
 		else if (IS("levels"))
 			config->levels = value;
+		else if (IS("readback"))
+			config->readback = value;
 		else if (IS("buffer"))
 			config->buffer = value;
 		else if (IS("maps"))
@@ -748,6 +751,17 @@ static void tell_file(const char *name, const char *path)
 	free(data);
 }
 
+/* Has the kernel given up the region?  Then there is nothing to compare. */
+static bool detached(void)
+{
+	size_t size;
+	char *stat = slurp(PTAT "/stat", &size);
+	bool found = stat && memmem(stat, size, "detached 1", 10);
+
+	free(stat);
+	return found;
+}
+
 /* Tables are given back after a grace period. */
 static void wait_tables_free(void)
 {
@@ -836,6 +850,7 @@ int main(void)
 		fail("the guest's kernel has no " PTAT
 		     ": it lacks the ptat patch, or refused its region");
 	must_put(PTAT "/levels", config.levels);
+	must_put(PTAT "/readback", config.readback);
 	setup_tracing(&config);
 
 	signal(SIGPIPE, SIG_IGN);
@@ -883,7 +898,8 @@ int main(void)
 	tell_tsc_hz(true);
 	wait_tables_free();
 	tell_file("stat", PTAT "/stat");
-	tell_file("check", "/sys/kernel/debug/ptat/check");
+	if (!detached())
+		tell_file("check", "/sys/kernel/debug/ptat/check");
 	tell("done");
 	wait_for_end();
 }

@@ -57,6 +57,7 @@ class RecordRequest:
     children: bool
     """Also the processes that the command forks."""
     levels: Levels = "pte+pmd"
+    readback: bool = False
     granularity_bytes: int | None = None
     """How much of an address the bus shows (8, 32 or 64); None: the board's own."""
     entries: bool = False

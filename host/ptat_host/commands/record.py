@@ -67,6 +67,13 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         help="page tables that the trace sees: pte is 4 KiB pages only (default: pte+pmd)",
     )
     parser.add_argument(
+        "--readback",
+        action="store_true",
+        help="flush TLBs only when all stores to the region have arrived: where it is a BAR,"
+        " another CPU's walk may pass them; costs a read of the region per flush and page fault"
+        " (default: no)",
+    )
+    parser.add_argument(
         "--granularity",
         type=int,
         choices=(8, 32, 64),
@@ -191,6 +198,7 @@ def record_request(
         env=dict(os.environ),
         children=arguments.children,
         levels=arguments.levels,
+        readback=arguments.readback,
         granularity_bytes=arguments.granularity,
         entries=arguments.entries,
         faults=arguments.faults,
