@@ -38,6 +38,8 @@ INIT = build.KERNEL_SCRIPT.parent / "tests" / "init.c"
 PROVOKE = build.SOURCES / "testbed" / "guest" / "provoke.c"
 PARAMETERS = "ptat=8M@256M kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
 GUPS = ("gups", "--bytes", "4M", "--updates", "20K")
+DETACHING = "/ptat_test -r -d /sys/kernel/mm/ptat/detach"
+"""Reads back before each flush, until a region that is in use is given up."""
 REGION_BYTES = 8 << 20
 TIMEOUT_S = 3600
 """All checkers together take an order of magnitude."""
@@ -157,6 +159,9 @@ def _checked(name: str, checked: Checked, directory: Path) -> dict[str, Any]:
             re.search(r"\bok \d+ ptat$", console, re.M)
         )
         found += reports(console)
+    console = boot("detaching", DETACHING, 2)
+    runs["detaching"] = "/ptat_test: exit status 0" in console
+    found += reports(console)
     with progress(f"checking the kernel ({name}): recording gups"):
         runs["gups"], console = _recorded(kernel, directory / "session")
     found += reports(console)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ptat_host.boards.base import BoardError
 from ptat_testbed import build, plain
-from ptat_testbed.kernel_debug import INIT, reports
+from ptat_testbed.kernel_debug import DETACHING, INIT, reports
 from ptat_testbed.progress import progress
 
 SOURCE_SCRIPT = build.KERNEL_SCRIPT.parent / "source.sh"
@@ -46,13 +46,13 @@ def _tested(kernel: build.Kernel, version: str) -> dict[str, bool | int]:
             "ptat_test": (kernel.directory / "ptat_test").read_bytes(),
         }
         initrd = plain.archive(directory / "initramfs.cpio", programs)
-        for cpus in (1, 2):
-            with progress(f"testing linux {version} on {cpus} CPU(s)"):
+        for cpus, command in ((1, "/ptat_test"), (2, "/ptat_test"), (2, DETACHING)):
+            with progress(f"testing linux {version} on {cpus} CPU(s): {command}"):
                 consoles.append(
                     plain.boot(
                         kernel.image,
                         initrd,
-                        f"{PARAMETERS} -- /ptat_test",
+                        f"{PARAMETERS} -- {command}",
                         cpus=cpus,
                         timeout_s=TIMEOUT_S,
                     )
