@@ -29,6 +29,8 @@ for _ in range({ROUNDS}):
     assert not mprotect(address, 4096, mmap.PROT_READ | mmap.PROT_WRITE)
 """
 GUPS = "gups --bytes 16M --updates 100K"
+MISSES_AT_LEAST = 40_000
+"""Of each: every other update misses, more or less, by where its pages happen to lie."""
 DETACH = f"{GUPS} && echo 1 >/sys/kernel/mm/ptat/detach && {GUPS}"
 
 
@@ -85,8 +87,8 @@ def test_a_region_that_goes_away_is_told(tmp_path: Path):
     verdict = json.loads(ptat("validate", str(session), "--json").stdout)
     assert not verdict["ok"]
     # What came before is right all the same, and what is missing is known: it walked other tables.
-    assert verdict["matched"] > 50_000
-    assert 50_000 < verdict["missing"] <= verdict["outside_region"]
+    assert verdict["matched"] > MISSES_AT_LEAST
+    assert MISSES_AT_LEAST < verdict["missing"] <= verdict["outside_region"]
     assert (verdict["extra"], verdict["wrong_page"], verdict["unexplained"]) == (0, 0, 0)
     assert "the region went away" in ptat("report", str(session)).stdout
     assert ptat("report", "--strict", str(session)).returncode == 1
