@@ -214,41 +214,51 @@ uint64_t cpu_translate(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_
 	return KEY_VALID | flags;
 }
 
-static void model_data(struct cpu *cpu, uint64_t va, uint64_t access)
+/* Returns the flags of the page's TLB key, as cpu_translate() does. */
+static uint64_t model_data(struct cpu *cpu, uint64_t va, uint64_t access)
 {
 	bool store = access & BATCH_STORE;
+	uint64_t key = tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0);
 
-	if (!tlb_hit_fast(&cpu->tlb, va, store ? KEY_STORE : 0))
-		cpu_translate(cpu, va, store ? PTAT_TRUTH_CAUSE_STORE : PTAT_TRUTH_CAUSE_LOAD,
-			      false);
+	if (!key && access & BATCH_MODIFY)
+		key = cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_LOAD, false) & KEY_STORE;
+	if (!key)
+		key = cpu_translate(cpu, va, store ? PTAT_TRUTH_CAUSE_STORE : PTAT_TRUTH_CAUSE_LOAD,
+				    false);
+	return key;
 }
 
-/* Returns the part of it that is done last. */
-static uint64_t model_access(struct cpu *cpu, uint64_t access)
+static uint64_t last_byte(uint64_t access)
 {
-	uint64_t va = access & BATCH_VA;
-	uint64_t last;
-
-	if (access & BATCH_FETCH) {
-		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
-		return access;
-	}
-	model_data(cpu, va, access);
-	last = va + (UINT64_C(1) << (access >> BATCH_SIZE_SHIFT & BATCH_SIZE)) - 1;
-	if (!((va ^ last) & ~BATCH_OFFSET))
-		return access;
-	model_data(cpu, last, access);
-	return (access & ~BATCH_VA) | last;
+	return (access & BATCH_VA) + (UINT64_C(1) << (access >> BATCH_SIZE_SHIFT & BATCH_SIZE)) - 1;
 }
 
 /*
  * The page of the access before is the most recently used one: it needs no look-up. Only a store
- * may need more rights than a load.
+ * may need more rights: @before has BATCH_STORE where they are known to be there.
  */
 static bool is_repeated(uint64_t access, uint64_t before)
 {
 	return !((access ^ before) & (BATCH_PAGE | BATCH_FETCH)) &&
 	       !(access & ~before & BATCH_STORE);
+}
+
+/* Returns what is_repeated() has to know about the part of it that is done last. */
+static uint64_t model_access(struct cpu *cpu, uint64_t access)
+{
+	uint64_t va = access & BATCH_VA;
+	uint64_t key;
+
+	if (access & BATCH_FETCH) {
+		cpu_translate(cpu, va, PTAT_TRUTH_CAUSE_FETCH, false);
+		return access;
+	}
+	key = model_data(cpu, va, access);
+	if (may_cross_page(va) && (va ^ last_byte(access)) & ~BATCH_OFFSET) {
+		va = last_byte(access);
+		key = model_data(cpu, va, access);
+	}
+	return va | (access & BATCH_STORE) | (key & KEY_STORE ? BATCH_STORE : 0);
 }
 
 void cpu_model_batch(struct cpu *cpu, const struct batch *batch)

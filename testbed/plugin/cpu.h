@@ -27,6 +27,7 @@
 #define BATCH_INFO_SHIFT 48
 #define BATCH_SIZE_SHIFT (BATCH_INFO_SHIFT + 4)
 #define BATCH_SIZE	 7
+#define BATCH_MODIFY	 BIT_U64(62) /* with BATCH_STORE: a load from there just before */
 #define BATCH_FETCH	 BIT_U64(63)
 
 #define BATCH_ACCESSES	 2048

@@ -57,6 +57,31 @@ static void decode_memory(struct cursor *cursor, uint8_t modrm, uint8_t rex, uin
 		insn->displacement = next_signed(cursor, 4);
 }
 
+/* ADD, OR, ADC, SBB, AND, SUB, XOR, NOT, NEG, INC, DEC (SDM vol. 2, appendix A) of memory. */
+static bool modifies_memory(int op, int modrm)
+{
+	int reg = modrm >> 3 & 7;
+
+	if (modrm < 0 || modrm >= 0xc0)
+		return false;
+	switch (op) {
+	case 0x00 ... 0x3f:
+		return (op & 7) < 2 && op >> 3 != 7;
+	case 0x80:
+	case 0x81:
+	case 0x83:
+		return reg != 7;
+	case 0xf6:
+	case 0xf7:
+		return reg == 2 || reg == 3;
+	case 0xfe:
+	case 0xff:
+		return reg < 2;
+	default:
+		return false;
+	}
+}
+
 void insn_decode(const uint8_t *bytes, size_t length, uint64_t va, struct insn *insn)
 {
 	struct cursor cursor = { bytes, bytes + length };
@@ -81,6 +106,7 @@ void insn_decode(const uint8_t *bytes, size_t length, uint64_t va, struct insn *
 		rex = op;
 		op = next_byte(&cursor);
 	}
+	insn->modifies = modifies_memory(op, cursor.at < cursor.end ? *cursor.at : -1);
 	if (op == 0x86 || op == 0x87) {
 		modrm = next_byte(&cursor);
 		insn->locked |= modrm >= 0 && modrm < 0xc0;

@@ -22,11 +22,14 @@ enum insn_kind {
 	INSN_MAGIC,	/* magic: NOPL with a displacement of 0x505400XX */
 };
 
-#define REG_NONE 0xff
+#define INSN_MAX_BYTES 15
+
+#define REG_NONE       0xff
 
 struct insn {
 	enum insn_kind kind;
-	bool locked; /* also the implied lock of XCHG with memory */
+	bool locked;   /* also the implied lock of XCHG with memory */
+	bool modifies; /* loads from memory what it then stores there: ALU operations, INC, … */
 	uint8_t cr;
 	uint8_t reg;   /* 0 RAX … 15 R15, the CPU's own numbers */
 	uint8_t magic; /* XX */

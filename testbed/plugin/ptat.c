@@ -39,6 +39,12 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;
 #define REGS_IP_BYTES 128
 #define KERNEL_CS     0x10
 
+/* A page fault's error code: SDM vol. 3A, section 4.7. */
+#define PF_PRESENT BIT_U64(0)
+#define PF_WRITE   BIT_U64(1)
+#define PF_USER	   BIT_U64(2)
+#define PF_FETCH   BIT_U64(4)
+
 enum { REG_RSP = 4, REG_RIP = 16, REG_CR2, REG_FS_BASE, REG_GS_BASE, REGS };
 
 static const char *const reg_names[REGS] = {
@@ -70,6 +76,7 @@ static struct capture capture;
 static struct calls calls;
 static struct vcpu *vcpus;
 static bool may_queue;
+static bool may_join; /* an instruction's load and store of the same operand */
 
 /* Code page of the last fetch, or 0: as long as it does not change, no callback is needed. */
 static qemu_plugin_u64 last_code_page;
@@ -285,25 +292,44 @@ static void on_iret(unsigned cpu_index, void *argument)
  * than to look there at each access, its bits of @info go along.
  */
 static inline void on_user_access(struct vcpu *vcpu, qemu_plugin_meminfo_t info, uint64_t va,
-				  bool store)
+				  uint64_t what)
 {
 	if (G_LIKELY((int64_t)va >= 0))
-		queue_put(&vcpu->queue, va | (store ? BATCH_STORE : BATCH_LOAD) |
-						(uint64_t)(uint8_t)info << BATCH_INFO_SHIFT);
+		queue_put(&vcpu->queue, va | what | (uint64_t)(uint8_t)info << BATCH_INFO_SHIFT);
 	else
-		access_slow(vcpu, info, va, store, 0); /* of a descriptor table */
+		access_slow(vcpu, info, va, what & BATCH_STORE, 0); /* of a descriptor table */
 }
 
 static void on_user_load(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *vcpu)
 {
 	(void)cpu_index;
-	on_user_access(vcpu, info, va, false);
+	on_user_access(vcpu, info, va, BATCH_LOAD);
 }
 
 static void on_user_store(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *vcpu)
 {
 	(void)cpu_index;
-	on_user_access(vcpu, info, va, true);
+	on_user_access(vcpu, info, va, BATCH_STORE);
+}
+
+/* One call for both accesses, at the second. If that faults, the load is load_before_fault()'s. */
+static void on_user_modify(unsigned cpu_index, qemu_plugin_meminfo_t info, uint64_t va, void *vcpu)
+{
+	(void)cpu_index;
+	on_user_access(vcpu, info, va, BATCH_MODIFY | BATCH_STORE);
+}
+
+/* @ip: of the user's instruction that might not store to @va, which it might load. */
+static void load_before_fault(struct vcpu *vcpu, uint64_t ip, uint64_t va)
+{
+	struct insn insn;
+
+	if (!qemu_plugin_read_memory_vaddr(ip, vcpu->bytes, INSN_MAX_BYTES) &&
+	    !qemu_plugin_read_memory_vaddr(ip, vcpu->bytes, PAGE_BYTES - ip % PAGE_BYTES))
+		return;
+	insn_decode(vcpu->bytes->data, vcpu->bytes->len, ip, &insn);
+	if (insn.modifies)
+		cpu_translate(cpu_of(vcpu), va, PTAT_TRUTH_CAUSE_LOAD, false);
 }
 
 /* First instruction of the guest's page fault handler: CR2 and the error code are still fresh. */
@@ -313,16 +339,21 @@ static void on_page_fault(unsigned cpu_index, void *argument)
 	uint64_t va = read_register(vcpu, REG_CR2);
 	uint64_t rsp = read_register(vcpu, REG_RSP);
 	uint8_t cause = PTAT_TRUTH_CAUSE_LOAD;
-	uint64_t error = 0;
+	struct {
+		uint64_t error, ip;
+	} saved = {};
 
 	(void)argument;
-	if (qemu_plugin_read_memory_vaddr(rsp, vcpu->bytes, sizeof(error)))
-		memcpy(&error, vcpu->bytes->data, sizeof(error));
-	if (error & 2)
+	if (qemu_plugin_read_memory_vaddr(rsp, vcpu->bytes, sizeof(saved)))
+		memcpy(&saved, vcpu->bytes->data, sizeof(saved));
+	if (saved.error & PF_WRITE)
 		cause = PTAT_TRUTH_CAUSE_STORE;
-	else if (error & 16)
+	else if (saved.error & PF_FETCH)
 		cause = PTAT_TRUTH_CAUSE_FETCH;
-	cpu_page_fault(cpu_of(vcpu), va, cause, !(error & 4));
+	if (may_join &&
+	    (saved.error & (PF_PRESENT | PF_WRITE | PF_USER)) == (PF_PRESENT | PF_WRITE | PF_USER))
+		load_before_fault(vcpu, saved.ip, va);
+	cpu_page_fault(cpu_of(vcpu), va, cause, !(saved.error & PF_USER));
 }
 
 static uint64_t effective_address(struct vcpu *vcpu, const struct insn *insn)
@@ -413,7 +444,7 @@ static void translate_insn(struct qemu_plugin_insn *insn)
 	bool followed = kernel && options.kernel_misses;
 	uintptr_t flags = va << MEM_ADDRESS_SHIFT | (kernel ? MEM_KERNEL : 0);
 	struct insn decoded;
-	uint8_t bytes[16];
+	uint8_t bytes[INSN_MAX_BYTES];
 	size_t length = qemu_plugin_insn_data(insn, bytes, sizeof(bytes));
 
 	insn_decode(bytes, length, va, &decoded);
@@ -430,7 +461,10 @@ static void translate_insn(struct qemu_plugin_insn *insn)
 		qemu_plugin_register_vcpu_insn_exec_cb(insn, on_page_fault, QEMU_PLUGIN_CB_R_REGS,
 						       NULL);
 	/* Queued accesses are of the only vCPU: no look-up by its index. */
-	if (may_queue && !kernel)
+	if (may_join && !kernel && decoded.modifies)
+		qemu_plugin_register_vcpu_mem_cb(insn, on_user_modify, QEMU_PLUGIN_CB_NO_REGS,
+						 QEMU_PLUGIN_MEM_W, &vcpus[0]);
+	else if (may_queue && !kernel)
 		register_accesses(insn, on_user_load, on_user_store, &vcpus[0]);
 	else
 		register_accesses(
@@ -557,6 +591,7 @@ QEMU_PLUGIN_EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const qemu_info_
 	memset(vcpus, 0, sizeof(*vcpus) * info->system.max_vcpus);
 	/* No other vCPU can change tables, and our kernel's code is fetched before it runs. */
 	may_queue = info->system.max_vcpus == 1;
+	may_join = may_queue && !options.accesses;
 	calls_init(&calls);
 	for (int mode = 0; mode < MODES; mode++)
 		instructions[mode] =

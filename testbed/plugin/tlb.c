@@ -3,50 +3,46 @@
 
 #define HELD_PER_ENTRY 8 /* enough for few of them to be shared */
 
-static void array_init(struct tlb_array *array, const struct tlb_geometry *geometry)
+static void held_init(struct tlb *tlb, size_t entries)
 {
 	size_t counts = HELD_PER_ENTRY;
 
-	assoc_init(&array->assoc, geometry->entries, geometry->ways, false);
-	while (counts < HELD_PER_ENTRY * (size_t)geometry->entries)
+	while (counts < HELD_PER_ENTRY * entries)
 		counts *= 2;
-	array->held_mask = counts - 1;
+	tlb->held_mask = counts - 1;
 	for (int size = 0; size < PAGE_SIZES; size++) {
-		array->held[size] = calloc(counts, sizeof(*array->held[size]));
-		if (!array->held[size])
+		tlb->held[size] = calloc(counts, sizeof(*tlb->held[size]));
+		if (!tlb->held[size])
 			abort();
 	}
 }
 
-static void array_free(struct tlb_array *array)
-{
-	assoc_free(&array->assoc);
-	for (int size = 0; size < PAGE_SIZES; size++)
-		free(array->held[size]);
-}
-
 void tlb_init(struct tlb *tlb, const struct cpu_model *model)
 {
+	size_t entries = 0;
+
 	memset(tlb, 0, sizeof(*tlb));
 	while (tlb->arrays < TLB_ARRAYS_MAX && model->tlb[tlb->arrays].name) {
 		const struct tlb_geometry *geometry = &model->tlb[tlb->arrays];
-		struct tlb_array *array = &tlb->array[tlb->arrays++];
+		struct assoc *array = &tlb->array[tlb->arrays++];
 
-		array_init(array, geometry);
+		assoc_init(array, geometry->entries, geometry->ways, false);
+		entries += geometry->entries;
 		for (int side = 0; side < TLB_SIDES; side++)
 			for (int size = 0; size < PAGE_SIZES; size++)
 				if (geometry->sides & BIT_U64(side) &&
 				    geometry->sizes & BIT_U64(size))
 					tlb->by_size[side][geometry->level - 1][size] = array;
 	}
+	held_init(tlb, entries);
 
 	for (int size = 0; size < PAGE_SIZES; size++) {
 		static const uint64_t nothing;
-		const struct tlb_array *array = tlb->by_size[TLB_DATA][0][size];
+		const struct assoc *array = tlb->by_size[TLB_DATA][0][size];
 
-		tlb->fast[size].key = array ? array->assoc.key : &nothing;
-		tlb->fast[size].set_mask = array ? array->assoc.set_mask : 0;
-		tlb->fast[size].ways = array ? array->assoc.ways : 0;
+		tlb->fast[size].key = array ? array->key : &nothing;
+		tlb->fast[size].set_mask = array ? array->set_mask : 0;
+		tlb->fast[size].ways = array ? array->ways : 0;
 	}
 	tlb_set_pcid(tlb, 0);
 }
@@ -54,7 +50,9 @@ void tlb_init(struct tlb *tlb, const struct cpu_model *model)
 void tlb_free(struct tlb *tlb)
 {
 	for (unsigned i = 0; i < tlb->arrays; i++)
-		array_free(&tlb->array[i]);
+		assoc_free(&tlb->array[i]);
+	for (int size = 0; size < PAGE_SIZES; size++)
+		free(tlb->held[size]);
 }
 
 void tlb_set_pcid(struct tlb *tlb, unsigned pcid)
@@ -62,46 +60,61 @@ void tlb_set_pcid(struct tlb *tlb, unsigned pcid)
 	tlb->context = KEY_VALID | (uint64_t)pcid << KEY_PCID_SHIFT;
 }
 
-static size_t array_set(const struct tlb_array *array, uint64_t va, enum page_size size)
+static size_t array_set(const struct assoc *array, uint64_t va, enum page_size size)
 {
-	return assoc_set(&array->assoc, (va & BITS_U64(47, 0)) >> page_shift(size));
+	return assoc_set(array, (va & BITS_U64(47, 0)) >> page_shift(size));
 }
 
-static uint16_t *array_held(const struct tlb_array *array, uint64_t vpn, enum page_size size)
+/* Of a page of that size whose number has these low bits. */
+static uint32_t *held(const struct tlb *tlb, uint64_t vpn, enum page_size size)
 {
-	return &array->held[size][vpn >> (9 * size) & array->held_mask];
+	return &tlb->held[size][vpn >> (9 * size) & tlb->held_mask];
 }
 
-static uint16_t *array_held_key(const struct tlb_array *array, uint64_t key)
+static uint32_t *held_key(const struct tlb *tlb, uint64_t key)
 {
-	return array_held(array, key & KEY_VPN, (key & KEY_SIZE) >> KEY_SIZE_SHIFT);
+	return held(tlb, key & KEY_VPN, (key & KEY_SIZE) >> KEY_SIZE_SHIFT);
 }
 
-static void array_insert(struct tlb_array *array, uint64_t va, enum page_size size, uint64_t key)
+static void insert(struct tlb *tlb, struct assoc *array, uint64_t va, enum page_size size,
+		   uint64_t key)
 {
-	uint64_t victim = assoc_insert(&array->assoc, array_set(array, va, size), key, 0);
+	uint64_t victim = assoc_insert(array, array_set(array, va, size), key, 0);
 
-	++*array_held_key(array, key);
+	++*held(tlb, va >> 12 & KEY_VPN, size);
 	if (victim & KEY_VALID)
-		--*array_held_key(array, victim);
+		--*held_key(tlb, victim);
+}
+
+/* Page sizes with which @va may be there, as SIZE_*. */
+static unsigned sizes_held(const struct tlb *tlb, uint64_t va)
+{
+	unsigned sizes = 0;
+
+#pragma GCC unroll 3
+	for (int size = 0; size < PAGE_SIZES; size++)
+		if (*held(tlb, va >> 12 & KEY_VPN, size))
+			sizes |= BIT_U64(size);
+	return sizes;
 }
 
 /* Key found in one level, or 0. */
-static uint64_t level_lookup(struct tlb *tlb, enum tlb_side side, int level, uint64_t va)
+static uint64_t level_lookup(struct tlb *tlb, enum tlb_side side, int level, uint64_t va,
+			     unsigned sizes)
 {
-	for (int size = 0; size < PAGE_SIZES; size++) {
-		struct tlb_array *array = tlb->by_size[side][level][size];
+	for (; sizes; sizes &= sizes - 1) {
+		enum page_size size = __builtin_ctz(sizes);
+		struct assoc *array = tlb->by_size[side][level][size];
 		size_t set;
 		int way;
 
-		if (!array || !*array_held(array, va >> 12, size))
+		if (!array)
 			continue;
 		set = array_set(array, va, size);
-		way = assoc_find(&array->assoc, set,
-				 tlb_vpn(va, size) | tlb_size_key(size) | tlb->context);
+		way = assoc_find(array, set, tlb_vpn(va, size) | tlb_size_key(size) | tlb->context);
 		if (way >= 0) {
-			assoc_touch(&array->assoc, set, way);
-			return array->assoc.key[set];
+			assoc_touch(array, set, way);
+			return array->key[set];
 		}
 	}
 	return 0;
@@ -109,11 +122,15 @@ static uint64_t level_lookup(struct tlb *tlb, enum tlb_side side, int level, uin
 
 uint64_t tlb_lookup(struct tlb *tlb, enum tlb_side side, uint64_t va, uint64_t need)
 {
-	uint64_t key = level_lookup(tlb, side, 0, va);
+	unsigned sizes = sizes_held(tlb, va);
 	bool promote = false;
+	uint64_t key;
 
+	if (!sizes)
+		return 0;
+	key = level_lookup(tlb, side, 0, va, sizes);
 	if (!key) {
-		key = level_lookup(tlb, side, 1, va);
+		key = level_lookup(tlb, side, 1, va, sizes);
 		promote = key;
 	}
 	if (need & ~key) {
@@ -125,7 +142,7 @@ uint64_t tlb_lookup(struct tlb *tlb, enum tlb_side side, uint64_t va, uint64_t n
 		enum page_size size = (key & KEY_SIZE) >> KEY_SIZE_SHIFT;
 
 		if (tlb->by_size[side][0][size])
-			array_insert(tlb->by_size[side][0][size], va, size, key);
+			insert(tlb, tlb->by_size[side][0][size], va, size, key);
 	}
 	return key;
 }
@@ -136,33 +153,32 @@ void tlb_fill(struct tlb *tlb, enum tlb_side side, uint64_t va, enum page_size s
 
 	for (int level = 0; level < 2; level++)
 		if (tlb->by_size[side][level][size])
-			array_insert(tlb->by_size[side][level][size], va, size, key);
+			insert(tlb, tlb->by_size[side][level][size], va, size, key);
 }
 
-static void array_remove(struct tlb_array *array, size_t set, unsigned way)
+static void remove_way(struct tlb *tlb, struct assoc *array, size_t set, unsigned way)
 {
-	--*array_held_key(array, array->assoc.key[set + way]);
-	assoc_remove(&array->assoc, set, way);
+	--*held_key(tlb, array->key[set + way]);
+	assoc_remove(array, set, way);
 }
 
 void tlb_flush_page(struct tlb *tlb, uint64_t va, unsigned pcid, bool global)
 {
 	uint64_t context = KEY_VALID | (uint64_t)pcid << KEY_PCID_SHIFT;
 
-	for (unsigned i = 0; i < tlb->arrays; i++) {
-		struct tlb_array *array = &tlb->array[i];
+	for (unsigned sizes = sizes_held(tlb, va); sizes; sizes &= sizes - 1) {
+		enum page_size size = __builtin_ctz(sizes);
+		uint64_t want = tlb_vpn(va, size) | tlb_size_key(size) | context;
 
-		for (int size = 0; size < PAGE_SIZES; size++) {
-			uint64_t want = tlb_vpn(va, size) | tlb_size_key(size) | context;
+		for (unsigned i = 0; i < tlb->arrays; i++) {
+			struct assoc *array = &tlb->array[i];
 			size_t set = array_set(array, va, size);
 
-			if (!*array_held(array, va >> 12, size))
-				continue;
-			for (unsigned way = array->assoc.ways; way-- > 0;) {
-				uint64_t key = array->assoc.key[set + way];
+			for (unsigned way = array->ways; way-- > 0;) {
+				uint64_t key = array->key[set + way];
 
 				if (key_matches(key, want) && (global || !(key & KEY_GLOBAL)))
-					array_remove(array, set, way);
+					remove_way(tlb, array, set, way);
 			}
 		}
 	}
@@ -172,13 +188,13 @@ void tlb_flush_page(struct tlb *tlb, uint64_t va, unsigned pcid, bool global)
 static void flush_matching(struct tlb *tlb, uint64_t mask, uint64_t want)
 {
 	for (unsigned i = 0; i < tlb->arrays; i++) {
-		struct tlb_array *array = &tlb->array[i];
+		struct assoc *array = &tlb->array[i];
 
-		for (size_t index = assoc_entries(&array->assoc); index-- > 0;) {
-			unsigned way = index % array->assoc.ways;
+		for (size_t index = assoc_entries(array); index-- > 0;) {
+			unsigned way = index % array->ways;
 
-			if ((array->assoc.key[index] & mask) == want)
-				array_remove(array, index - way, way);
+			if ((array->key[index] & mask) == want)
+				remove_way(tlb, array, index - way, way);
 		}
 	}
 }

@@ -44,16 +44,6 @@ struct cpu_model {
 extern const struct cpu_model cpu_models[];
 extern const unsigned cpu_models_count;
 
-struct tlb_array {
-	struct assoc assoc;
-	/*
-	 * How many valid entries there are of each size, by the low bits of their page numbers:
-	 * what is not there mostly costs no search.
-	 */
-	uint16_t *held[PAGE_SIZES];
-	uint64_t held_mask;
-};
-
 struct tlb {
 	uint64_t context; /* KEY_VALID and the current PCID, in a key's place */
 	/* The first-level data arrays again, for tlb_hit_fast(). */
@@ -63,9 +53,16 @@ struct tlb {
 		uint32_t ways;
 	} fast[PAGE_SIZES];
 
-	struct tlb_array array[TLB_ARRAYS_MAX];
+	/*
+	 * How many valid entries of each size all arrays have, by the low bits of their page
+	 * numbers: what is not there mostly costs no search.
+	 */
+	uint32_t *held[PAGE_SIZES];
+	uint64_t held_mask;
+
+	struct assoc array[TLB_ARRAYS_MAX];
 	unsigned arrays;
-	struct tlb_array *by_size[TLB_SIDES][2][PAGE_SIZES]; /* [][level - 1][]; may be NULL */
+	struct assoc *by_size[TLB_SIDES][2][PAGE_SIZES]; /* [][level - 1][]; may be NULL */
 };
 
 static inline unsigned page_shift(enum page_size size)
@@ -105,22 +102,23 @@ void tlb_flush_non_global(struct tlb *tlb);
 void tlb_flush_all(struct tlb *tlb);
 
 /*
- * True if @va hits a data translation outside the region that is already the most recently used
- * of its set: then nothing has to change. Anything else is for tlb_lookup().
+ * Key of a data translation of @va outside the region that is already the most recently used of
+ * its set: then nothing has to change. 0: this is for tlb_lookup().
  */
-static inline bool tlb_hit_fast(const struct tlb *tlb, uint64_t va, uint64_t need)
+static inline uint64_t tlb_hit_fast(const struct tlb *tlb, uint64_t va, uint64_t need)
 {
 	uint64_t mask = KEY_VPN | KEY_PCID | KEY_SIZE | KEY_VALID | KEY_REGION | need;
 
 #pragma GCC unroll 3
 	for (int size = 0; size < PAGE_SIZES; size++) {
 		uint64_t set = va >> page_shift(size) & tlb->fast[size].set_mask;
+		uint64_t key = tlb->fast[size].key[set * tlb->fast[size].ways];
 		uint64_t want = tlb_vpn(va, size) | tlb_size_key(size) | tlb->context | need;
 
-		if (!((tlb->fast[size].key[set * tlb->fast[size].ways] ^ want) & mask))
-			return true;
+		if (!((key ^ want) & mask))
+			return key;
 	}
-	return false;
+	return 0;
 }
 
 #endif

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """All that a program accesses, against what it says and against the truth about its walks."""
 
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,24 @@ from ptat_parser.session import Session
 from ptat_testbed import testbed
 
 PAGE = 4096
+PAGES = 8192
+INCREMENT = f"""
+#include <sys/mman.h>
+int main(void)
+{{
+    volatile char *p = mmap(0, {PAGES * PAGE}ul, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    long sum = 0;
+    if (madvise((void *)p, {PAGES * PAGE}ul, MADV_NOHUGEPAGE))
+        return 2;
+    for (long page = 0; page < {PAGES}; page++)
+        sum += p[page * {PAGE}];
+    for (long page = 0; page < {PAGES}; page++)
+        __asm__ volatile("incb %0" : "+m"(p[page * {PAGE}]));
+    return sum != 0;
+}}
+"""
+"""Reads pages, which makes each the zero page, and then changes them."""
 
 
 @pytest.mark.guest
@@ -52,6 +72,25 @@ def test_a_programs_accesses(tmp_path):
         missed = np.unique(walks["va"][own & (walks["cause"] == cause)] // np.uint64(PAGE))
         assert missed.size
         assert np.isin(missed, page[np.isin(kind, kinds)]).all()
+
+
+@pytest.mark.guest
+@pytest.mark.parametrize("log", ["no", "yes"])
+def test_an_instruction_that_loads_and_stores(tmp_path: Path, log: str):
+    """Each page is read thrice: by the load, by the INC that faults, and when that is repeated.
+
+    Where accesses are not logged, the plugin sees the INC's store only, and takes its load from it.
+    """
+    program, session = tmp_path / "increment", tmp_path / "s"
+    subprocess.run(["cc", "-xc", "-", "-o", program], input=INCREMENT, text=True, check=True)
+    command = [sys.executable, "-m", "ptat_host.cli", "record", "-o", str(session)]
+    subprocess.run([*command, "--accesses", log, "--", str(program)], check=True)
+    spaces = json.loads((session / "counters.json").read_text())["address_spaces"]
+    walks = max(spaces, key=lambda space: space["dtlb_load_misses.walk_completed"])
+    assert 3 * PAGES <= walks["dtlb_load_misses.walk_completed"] < 3.1 * PAGES
+    assert PAGES <= walks["dtlb_load_misses.walk_faulted"] < 1.1 * PAGES
+    assert PAGES <= walks["dtlb_store_misses.walk_faulted"] < 1.1 * PAGES
+    assert walks["dtlb_store_misses.walk_completed"] < 0.1 * PAGES
 
 
 def test_options_that_make_sense():

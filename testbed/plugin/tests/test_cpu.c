@@ -579,6 +579,17 @@ static void user_access(struct queue *queue, enum how how, uint64_t va, uint8_t 
 	}
 }
 
+/* A load and a store there. */
+static void user_modify(struct queue *queue, enum how how, uint64_t va, uint64_t size_shift)
+{
+	if (how == DIRECT) {
+		user_access(queue, how, va, PTAT_TRUTH_CAUSE_LOAD, size_shift);
+		user_access(queue, how, va, PTAT_TRUTH_CAUSE_STORE, size_shift);
+	} else {
+		queue_put(queue, va | size_shift << BATCH_SIZE_SHIFT | BATCH_MODIFY | BATCH_STORE);
+	}
+}
+
 /* A store there would not have succeeded. */
 static bool is_read_only(uint64_t va)
 {
@@ -627,7 +638,10 @@ static void random_run(enum how how)
 			cpu_invlpg(&cpu, va);
 			break;
 		default:
-			user_access(&queue, how, va, cause, size_shift);
+			if (cause == PTAT_TRUTH_CAUSE_STORE && test_random(&state) % 2)
+				user_modify(&queue, how, va, size_shift);
+			else
+				user_access(&queue, how, va, cause, size_shift);
 		}
 	}
 	queue_drain(&queue);

@@ -107,6 +107,38 @@ static void test_locks(void)
 	CHECK(!insn.locked);
 }
 
+static void test_modifies(void)
+{
+	struct insn insn;
+
+	DECODE(&insn, 0, 0x49, 0x31, 0x44, 0xcd, 0x00); /* xor %rax,(%r13,%rcx,8) */
+	CHECK(insn.modifies);
+	DECODE(&insn, 0, 0x48, 0x83, 0x00, 0x01); /* addq $1,(%rax) */
+	CHECK(insn.modifies);
+	DECODE(&insn, 0, 0xff, 0x0f); /* decl (%rdi) */
+	CHECK(insn.modifies);
+	DECODE(&insn, 0, 0xf6, 0x1f); /* negb (%rdi) */
+	CHECK(insn.modifies);
+	DECODE(&insn, 0, 0xf0, 0x66, 0x81, 0x0f, 0x34, 0x12); /* lock orw $0x1234,(%rdi) */
+	CHECK(insn.modifies && insn.locked);
+	DECODE(&insn, 0, 0x48, 0x33, 0x07); /* xor (%rdi),%rax */
+	CHECK(!insn.modifies);
+	DECODE(&insn, 0, 0x48, 0x31, 0xc7); /* xor %rax,%rdi */
+	CHECK(!insn.modifies);
+	DECODE(&insn, 0, 0x48, 0x39, 0x07); /* cmp %rax,(%rdi) */
+	CHECK(!insn.modifies);
+	DECODE(&insn, 0, 0x48, 0x83, 0x3f, 0x01); /* cmpq $1,(%rdi) */
+	CHECK(!insn.modifies);
+	DECODE(&insn, 0, 0xf6, 0x07, 0x01); /* testb $1,(%rdi) */
+	CHECK(!insn.modifies);
+	DECODE(&insn, 0, 0xff, 0x37); /* push (%rdi) */
+	CHECK(!insn.modifies);
+	DECODE(&insn, 0, 0x0f, 0x01, 0x3f); /* invlpg (%rdi): its second byte is an add's */
+	CHECK(!insn.modifies);
+	DECODE(&insn, 0, 0x31);
+	CHECK(!insn.modifies);
+}
+
 /* Cut anywhere, nothing is read past the end (the sanitizer sees to that). */
 static void test_short(void)
 {
@@ -161,6 +193,7 @@ int main(void)
 	test_invpcid();
 	test_magic();
 	test_locks();
+	test_modifies();
 	test_short();
 	test_calls();
 	return 0;
