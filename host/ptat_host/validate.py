@@ -287,6 +287,13 @@ def _verdict(checked: Checked) -> Text:
             f" {checked.tolerance:.1%}",
             style="bold red",
         )
+    if found.swapped:
+        return Text(
+            f"right, but for the labels of {2 * found.swapped} walks: two CPUs walked one page at"
+            " once, one faulted, and the trace, which says that it is in doubt, has it the other"
+            " way round",
+            style="bold yellow",
+        )
     if not found.exact:
         return Text("right, as far as it can be checked without a truth", style="bold yellow")
     page = "page" if found.granularity_bytes == 8 else "page (one of those a bus address shows)"
@@ -338,6 +345,7 @@ def _table(*columns: str) -> Table:
 def _rows(found: Validation) -> list[tuple[str, int | None, str]]:
     """Name, count (None: it does not apply) and meaning."""
     outside = found.outside_region - found.not_demanded
+    swapped = ("of them swapped", 2 * found.swapped, "of two CPUs that walked one page at once")
     compared = [
         ("misses in the truth", found.truth_misses, "of traced processes, not faulted"),
         ("agree", found.matched, ""),
@@ -345,6 +353,7 @@ def _rows(found: Validation) -> list[tuple[str, int | None, str]]:
         ("extra", found.extra, "in the trace only"),
         ("wrong page", found.wrong_page, "in both, but of another process, page or page size"),
         ("wrong label", found.fault_label_errors, "faulted walks taken for misses, or the reverse"),
+        *([swapped] if found.swapped else []),
         ("outside region", outside, "misses whose page table did not fit into the region"),
         ("not asked for", found.not_demanded, "on tables of before, or of a level left out"),
     ]

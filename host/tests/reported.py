@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ptat_parser.results import VERSION
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # page, mm, tgid, comm, vaddr, page size, span, misses, faulted
@@ -82,7 +84,7 @@ def make_session(directory: Path) -> None:
     sizes = {"4096": 80, "2097152": 20}
     summary = {
         "format": "ptat-results",
-        "version": 3,
+        "version": VERSION,
         "granularity_bytes": 64,
         "complete": True,
         "incomplete_reason": None,

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,11 +213,15 @@ WRONG = Validation(
         }
     ],
 )
+SWAPPED = replace(
+    EXACT, exact=False, matched=106, missing=1, extra=1, fault_label_errors=2, swapped=1
+)
 UNTOLD = Validation(trace_misses=107, explained=107, kernel_reads=0, notes=["no truth"])
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("exact", EXACT), ("wrong", WRONG), ("untold", UNTOLD)]
+    ("name", "found"),
+    [("exact", EXACT), ("wrong", WRONG), ("swapped", SWAPPED), ("untold", UNTOLD)],
 )
 def test_validate(session, monkeypatch, capsys, name, found):
     monkeypatch.setattr("ptat_parser.validate", lambda results, progress: found)

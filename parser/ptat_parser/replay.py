@@ -114,6 +114,9 @@ HOLD_S = 50e-6
 WALK_STEPS = 256
 """Of so many walks before, a span takes what the step of one usually is: a few may mislead."""
 
+LAGS_LEARNT = 1000
+"""So many fault events whose reads are certain tell how soon after its read one comes at least."""
+
 HELD_BACK = 1 << 17
 """So many accesses before a fault event, the read that it is about is looked for.
 
@@ -138,6 +141,7 @@ _ENTRY_SHIFT = np.uint64(3)
     UNEXPLAINED,
     FAULTS_EMPTY,  # fault events set off against reads of empty slots
     FAULTS_MATCHED,  # … that turned a miss into a walk that faulted
+    FAULTS_LATE,  # … more than `HOLD_S` after it
     FAULTS_NO_LEAF,  # … of addresses without a table: their walks read no leaf entry
     FAULTS_UNMATCHED,
     WALK_PMD,  # line of the last read if that was of a PMD entry pointing to a table, or -1
@@ -157,8 +161,8 @@ _ENTRY_SHIFT = np.uint64(3)
     FIRST_ROW,  # the read that is the first of the records
     SETTLED,  # reads before this one are too old for a fault event to be about
     READBACKS,  # reads by the kernel, before it flushed TLBs
-) = range(28)
-COUNTERS = 28
+) = range(29)
+COUNTERS = 29
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -525,6 +529,7 @@ def _match_fault(
     pages[P_MISSES, held.page[found]] -= 1
     pages[P_FAULTED, held.page[found]] += 1
     count[FAULTS_MATCHED] += 1
+    count[FAULTS_LATE] += time - np.int64(held.time[found]) > config.hold
 
 
 @inlined
@@ -537,11 +542,19 @@ def _stored_near(
     count: I64,
     config: _Config,
 ) -> Integer:
-    """Of misses on a slot with a store behind them the nearest, if the clocks allow one."""
+    """Of misses on a slot with a store behind them the nearest, if the clocks allow one.
+
+    Where `otherwise` is as old as events are after their reads, none that is younger than any
+    was: that is a read of another CPU, on which the fault had not come that far.
+    """
     found = otherwise
     retry = count[RETRY_LEAST]
     oldest = time - config.clock_error - (0 if retry == LEAST_UNKNOWN else retry)
     latest = time + config.clock_error
+    if count[FAULTS_EMPTY] >= LAGS_LEARNT:
+        usual = time - count[LAG_LEAST]
+        if np.int64(held.time[otherwise]) <= usual:
+            latest = min(latest, usual)
     nearest = np.int64(1) << 62
     link = np.int64(t.last_read[slot])
     while link != 0:

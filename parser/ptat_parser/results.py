@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # parsing does without, and starts the sooner
 I64 = npt.NDArray[np.int64]
 
 FORMAT = "ptat-results"
-VERSION = 3
+VERSION = 4
 
 WAITING = "waiting for who parses it already"
 
@@ -534,6 +534,7 @@ def _summary(
             "of_other_entries": int(count[replaying.FAULTS_MATCHED]),
             "without_leaf_entry": int(count[replaying.FAULTS_NO_LEAF]),
             "unmatched": int(count[replaying.FAULTS_UNMATCHED]),
+            "in_doubt": int(count[replaying.FAULTS_LATE]) if session.kernel.cpus > 1 else 0,
             "without_event": faulted
             - int(count[replaying.FAULTS_EMPTY] + count[replaying.FAULTS_MATCHED])
             if faults

@@ -52,6 +52,7 @@ _ADDED = (
     replaying.UNEXPLAINED,
     replaying.FAULTS_EMPTY,
     replaying.FAULTS_MATCHED,
+    replaying.FAULTS_LATE,
     replaying.FAULTS_NO_LEAF,
     replaying.FAULTS_UNMATCHED,
     replaying.AMBIGUOUS,

@@ -10,7 +10,7 @@ and, where the machine reads the whole path at each walk, every walk whole.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +70,10 @@ class Validation:
     holds. `missing`: misses of the truth that the trace lacks; `extra`: misses of the trace that
     the truth lacks; `wrong_page`: in both, but of another process, page or page size.
     `fault_label_errors`: walks taken for faulted that were not, or the other way round (they
-    are in `missing` or `extra` too). `outside_region`: misses of traced processes whose leaf entry
+    are in `missing` or `extra` too). `swapped`: pairs of them that are walks of one page by two
+    CPUs, one of which faulted: of the bus alone, whose was which cannot be told. Where nothing else
+    differs, and the trace itself has so many labels in doubt, it is not `exact`, but `ok`.
+    `outside_region`: misses of traced processes whose leaf entry
     lay outside the region; `not_demanded`: those of them that the trace need not have.
     `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
@@ -89,6 +92,7 @@ class Validation:
     counter_walks: int | None = None
     relative_error: float | None = None
     fault_label_errors: int = 0
+    swapped: int = 0
     outside_region: int = 0
     not_demanded: int = 0
     unexplained: int = 0
@@ -129,13 +133,40 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     if one_in > 1:
         found.notes.append(f"1 in {one_in} accesses sampled: the trace cannot be complete")
     found.ok = (
-        found.exact is not False
+        (found.exact is not False or _only_swapped(found, summary["faults"]["in_doubt"]))
         and one_in == 1
         and not found.lost
         and not found.unexplained
         and not found.kernel_reads
     )
     return found
+
+
+def _only_swapped(found: Validation, in_doubt: int) -> bool:
+    """Whether nothing differs but labels that the trace itself has in doubt."""
+    swapped = found.missing == found.extra == found.swapped <= in_doubt
+    return swapped and not found.wrong_page and not found.unexplained
+
+
+class _Swaps:
+    """Walks of one page by two CPUs, of which one faulted, each taken for the other."""
+
+    def __init__(self) -> None:
+        self.pairs = 0
+        self._alone: defaultdict[tuple[bool, int, int, int], list[int]] = defaultdict(list)
+
+    def add(self, owner: I64, walks: npt.NDArray[Any], *, as_miss: bool) -> None:
+        """Walks taken for misses, or for faulted; `walks`: rows of a truth, `owner`: whose."""
+        pages = walks["va"] >> walks["shift"].astype(np.uint64)
+        columns = (owner, pages, walks["shift"], walks["cpu"])
+        for *page, cpu in zip(*(column.tolist() for column in columns), strict=True):
+            others = self._alone[not as_miss, *page]
+            of_another = next((i for i, other in enumerate(others) if other != cpu), None)
+            if of_another is None:
+                self._alone[as_miss, *page].append(cpu)
+            else:
+                del others[of_another]
+                self.pairs += 1
 
 
 def _check_walks(results: Results, found: Validation) -> None:
@@ -329,6 +360,8 @@ def _compare_with_truth(
     pmd_visible = results.session.region.levels == "pte+pmd"
 
     misses, faults = _Trace(results.misses()), _Trace(_faults(results))
+    in_doubt = summary["faults"]["in_doubt"]
+    swaps = _Swaps()
     found.truth_misses = found.truth_faulted = 0
     any_walks = False
     for block, time_ns, more in _blocks(walks, clock):
@@ -374,12 +407,16 @@ def _compare_with_truth(
         found.wrong_page += int(np.count_nonzero(wrong))
         found.extra += int(np.count_nonzero(extra))
         found.missing += int(np.count_nonzero(missing))
-        found.fault_label_errors += int(np.count_nonzero(known & (faulted & traced)[walk]))
+        as_misses = known & (faulted & traced)[walk]
+        found.fault_label_errors += int(np.count_nonzero(as_misses))
 
         fault_ns, _ = faults.until(last_ns)
         fault_walk = _join(fault_ns, time_ns)
-        mislabelled = (fault_walk >= 0) & demanded[fault_walk]
-        found.fault_label_errors += int(np.count_nonzero(mislabelled))
+        as_faulted = (fault_walk >= 0) & demanded[fault_walk]
+        found.fault_label_errors += int(np.count_nonzero(as_faulted))
+        if in_doubt:
+            for rows, as_miss in ((walk[as_misses], True), (fault_walk[as_faulted], False)):
+                swaps.add(owner[rows], block[rows], as_miss=as_miss)
 
         for kind, rows in (("wrong_page", wrong), ("extra", extra)):
             for i in np.flatnonzero(rows)[: EXAMPLES_MAX - len(found.examples)].tolist():
@@ -397,6 +434,7 @@ def _compare_with_truth(
         progress("comparing", walks.words_read, walks.words)
     if not any_walks:
         found.extra = found.trace_misses
+    found.swapped = swaps.pairs
     found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
 
 

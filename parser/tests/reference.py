@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ptat_parser import kernel_log
 from ptat_parser.kernel_log import TableEvent
-from ptat_parser.replay import FAULT, MISS, PMD_READ
+from ptat_parser.replay import FAULT, LAGS_LEARNT, MISS, PMD_READ
 from ptat_parser.session import NO_ADDRESS
 
 EMPTY, TABLE, LEAF, UNTRACED = "empty", "table", "leaf", "untraced"
@@ -237,6 +237,9 @@ class Reference:
         recent = [record for record in before if record.ticks >= oldest]
         if candidates:
             found = (recent or candidates)[-1]
+            nearest = self.clock_error
+            if len(self.lags) >= LAGS_LEARNT and ticks - found.ticks >= least:
+                nearest = min(nearest, -least)
             near = [
                 record
                 for record in reversed(misses)
@@ -245,7 +248,7 @@ class Reference:
                 and record.stored
                 and -self.clock_error - min(self.retries, default=0)
                 <= record.ticks - ticks
-                <= self.clock_error
+                <= nearest
             ]
             if near and not found.stored:
                 found = min(near, key=lambda record: abs(record.ticks - ticks))

@@ -310,6 +310,29 @@ def test_stores_tell_which_read_of_a_line_faulted(tmp_path, monkeypatch, error_n
     assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
 
 
+def test_another_cpu_reads_while_a_fault_is_slow(tmp_path, monkeypatch):
+    """Before the store of the handler and right behind the event, as no event ever was."""
+    machine = synthetic.Machine(granularity=8)
+    mm = machine.exec()
+    first, pages = 0x40, 2 * replaying.LAGS_LEARNT
+    for page in range(first, pages):
+        machine.access(mm, page << 12, write=True)
+    for page in range(first):
+        machine.set_pte(mm, page << 12, False)
+        assert not machine.walk(mm, page << 12, True)
+        machine.idle(1_000)
+        machine.event("ptat_fault", mm=mm.id, va=page << 12, error_code=2)
+        assert machine.walk(mm, page << 12, False)
+        machine.idle(1_000)
+        machine.fix(mm, page << 12, True)
+        assert machine.walk(mm, page << 12, True)
+        machine.idle(20_000)
+    monkeypatch.setattr(clock.Clock, "error_ticks", 5000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [(t, mm) for t, kind, mm, _, _ in rows if kind == replaying.MISS]
+    assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
+
+
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
     """They read empty entries and never fault."""
     machine = synthetic.Machine()

@@ -46,9 +46,10 @@ def test_blocks_of_walks_join(session, monkeypatch):
     assert found.matched == found.truth_misses > 100
 
 
-def set_field(name, value):
+def set_field(name, value, at=None):
     def change(walks):
-        walks[name][a_miss(walks)] = value(walks[name][a_miss(walks)])
+        row = a_miss(walks) if at is None else at
+        walks[name][row] = value(walks[name][row])
 
     return change
 
@@ -89,6 +90,37 @@ def test_a_miss_that_the_trace_calls_faulted(session):
     found = outcome(path)
     assert (found["missing"], found["fault_label_errors"]) == (1, 1)
     assert found["examples"][0]["labelled_faulted"]
+
+
+@pytest.mark.parametrize(
+    ("late_ns", "cpus", "cpu", "ok"),
+    [
+        (60_000, 2, 1, True),
+        (60_000, 2, 0, False),  # a CPU's own walks are in order
+        (60_000, 1, 1, False),
+        (10_000, 2, 1, False),  # the trace has no label in doubt
+    ],
+)
+def test_labels_swapped_between_cpus(tmp_path, late_ns, cpus, cpu, ok):
+    """While one is stopped on its way to a fault, another one reads the entry."""
+    machine = synthetic.Machine(cpus=cpus)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, False)
+    assert not machine.walk(mm, 0x5000, True)
+    assert machine.walk(mm, 0x5000, False)
+    another = len(machine.truth) - 1
+    machine.idle(late_ns)
+    machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=2)
+    machine.fix(mm, 0x5000, True)
+    assert machine.walk(mm, 0x5000, True)
+    path = machine.write(tmp_path / "s")
+    change_truth(path, set_field("cpu", lambda _: cpu, another))
+    found = outcome(path)
+    assert (found["missing"], found["extra"], found["matched"]) == (1, 1, 1)
+    assert found["fault_label_errors"] == 2
+    assert found.get("swapped", 0) == (late_ns > 50_000 and cpus > 1 and cpu > 0)
+    assert not found.get("exact")
+    assert found.get("ok", False) == ok
 
 
 def test_wrong_process(tmp_path):

@@ -87,6 +87,9 @@ class Row:
     oracle: Callable[[Run], None] | None = None
     small: bool = True
     """Part of the small run."""
+    contended: bool = False
+    """Its CPUs fault on the same pages on purpose: labels that the trace has in doubt may be
+    swapped where the host stopped one of them (docs/theory.md)."""
 
     @property
     def has_truth(self) -> bool:
@@ -261,12 +264,13 @@ ROWS = (
     Row("fork-exec", ("forkexec",), ("--granularity", "8", "--children")),
     Row("remap-1g", ("remap", "--bytes", "1G"), ("--granularity", "8", "--memory", "3G")),
     # The kernel's selftest: splits, collapses, moves, fork storms, a full region.
-    Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2")),
+    Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2"), contended=True),
     # What a process can do to page tables, as far as it takes seconds and no kernel of its own.
     Row(
         "exercise",
         ("{exercise}", "-n", *EXERCISED),
         ("--granularity", "8", "--cpus", "2", "--children"),
+        contended=True,
     ),
     Row(
         "bar-seqpage",
@@ -323,7 +327,7 @@ def _meant(word: str, size: str, work: Path) -> str:
             return str(build.kernel().directory / "ptat_test")
         case "{exercise}":
             programs = work / "programs"
-            programs.mkdir(exist_ok=True)
+            programs.mkdir(parents=True, exist_ok=True)
             return str(kernel_exercise.program(programs))
     return word
 
@@ -348,15 +352,17 @@ def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
             "misses": verdict["trace_misses"],
             "exact": verdict["exact"],
             "lost": verdict["lost"],
+            "swapped": verdict["swapped"],
             "relative_error": verdict["relative_error"],
             "explained": verdict["explained"],
         }
         if row.has_truth:
-            right = verdict["exact"] is True
+            right = verdict["ok"] if row.contended else verdict["exact"] is True
         else:  # the grammar of walks must explain each read
             right = verdict["ok"] and verdict["explained"] and verdict["kernel_reads"] == 0
         if not right or verdict["lost"]:
-            raise Wrong(f"not exact: {validated.stdout.strip()}")
+            short = {name: value for name, value in verdict.items() if name != "compared"}
+            raise Wrong(f"not exact: {json.dumps(short)}")
         run = Run(session, recorded.stdout)
         quiet_region(run, row.has_truth)
         if row.oracle:
@@ -387,7 +393,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in rows:
             result = check_row(row, arguments.size, work)
             results.append(result)
-            verdict = result.get("error") or "exact"
+            swapped = result.get("swapped")
+            right = f"exact, but for {swapped} swapped labels" if swapped else "exact"
+            verdict = result.get("error") or right
             print(
                 f"{row.name:20} {result['misses'] or 0:>10} misses  "
                 f"{result['seconds']:6.1f} s  {verdict}",
@@ -399,8 +407,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if arguments.keep is None:
             shutil.rmtree(work, ignore_errors=True)
-    print(json.dumps({"rows": results}))
-    return int(any("error" in result for result in results))
+    print(json.dumps({"rows": results}), flush=True)
+    failed = [result["name"] for result in results if "error" in result]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

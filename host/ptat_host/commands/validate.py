@@ -37,7 +37,7 @@ from ptat_parser.errors import PtatError
 def add(commands: Commands[Parser]) -> None:
     """Add it to the commands."""
     parser = add_command(
-        commands, "validate", "hold the trace against the truth and the counters; 1 if not exact"
+        commands, "validate", "hold the trace against the truth and the counters; 1 if they differ"
     )
     parser.usage = (
         "ptat validate [OPTIONS] [DIR…]\n       ptat validate --repeat N [OPTIONS] -- CMD [ARG…]"
