@@ -13,7 +13,7 @@ trap 'kill "$other" 2>/dev/null || true; rm -f "$log"' EXIT
 failed=()
 "${MAKE:-make}" "$1" || failed+=("$1")
 if wait "$other"; then
-	tail -n 1 "$log"
+	((${#failed[@]})) || tail -n 1 "$log"
 else
 	tail -n 100 "$log"
 	failed+=("$2")
