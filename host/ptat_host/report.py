@@ -64,6 +64,7 @@ def summarise(results: Results, top: int, objects: bool = True) -> dict[str, Any
         "lost": summary["lost"],
         "losses": summary["losses"],
         "untraced": _untraced(summary),
+        "faults": summary["faults"],
         "unexplained": summary["unexplained"],
         "clock": summary["clock"],
         "warnings": summary["warnings"],
@@ -188,7 +189,10 @@ def _totals(report: dict[str, Any]) -> Table:
         exact, two, four, eight = (report["misses_by_span"][n] for n in ("1", "2", "4", "8"))
         others = f"one of 2: {_count(two)}, of up to 4: {_count(four)}, of up to 8: {_count(eight)}"
         table.add_row("of a known page", _count(exact), others)
-    table.add_row("faulted walks", _count(totals["faulted"]), "ended in a page fault; not counted")
+    in_doubt = report["faults"]["in_doubt"]
+    doubt = f"; for {_count(in_doubt)}, another's walk may be meant" if in_doubt else ""
+    faulted = f"ended in a page fault; not counted{doubt}"
+    table.add_row("faulted walks", _count(totals["faulted"]), faulted)
     table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
     if totals["readbacks"]:
         table.add_row("read-backs", _count(totals["readbacks"]), "by the kernel, asked for")

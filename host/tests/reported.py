@@ -104,6 +104,16 @@ def make_session(directory: Path) -> None:
         ],
         "lost": 0,
         "losses": {"accesses": 0, "blocks": 0, "kernel_events": 0},
+        "faults": {
+            "recorded": True,
+            "events": 3,
+            "of_empty_entries": 1,
+            "of_other_entries": 2,
+            "without_leaf_entry": 0,
+            "unmatched": 0,
+            "in_doubt": 0,
+            "without_event": 0,
+        },
         "unexplained": {"reads": 0, "stores": 0, "events": 0, "examples": []},
         "clock": {
             "cycles_hz": 1e9,
@@ -134,6 +144,7 @@ def damage(session: Path) -> None:
         "losses": {"accesses": 1500, "blocks": 0, "kernel_events": 3},
         "warnings": ["the recording is incomplete: interrupted"],
     }
+    summary["faults"]["in_doubt"] = 2
     summary["unexplained"] |= {"reads": 2, "stores": 1, "events": 4}
     summary["processes"][1] |= {"untraced_bytes": 192 << 20, "untraced_tables": 96}
     write_summary(session, summary)

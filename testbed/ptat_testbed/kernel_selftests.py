@@ -70,6 +70,8 @@ STRESS_OPTIONS = {
     "vm": ("--vm-bytes", "128M"),
     "mremap": ("--mremap-bytes", "16M"),
     "mlockmany": ("--pathological",),
+    # Its default takes all memory there is: an OOM kill is reported, traced or not.
+    "mmaphuge": ("--mmaphuge-mmaps", "256"),
 }
 STRESS_SKIPPED = 4
 """Its exit status where the kernel lacks what a stressor needs."""
