@@ -18,6 +18,9 @@ bus alone). So an event waits a little (`HOLD_S`), and then is about the last re
 where that is older than a retry takes, about one that the clocks put right behind it. Where the
 clocks are worse than reads of a line are apart, the bus decides: the handler stores to the entry,
 so of reads as near to the event as the clocks can tell it is about one with a store behind it.
+
+Where several CPUs read an entry while one faults on it, an event that comes long after its read
+(`FAULTS_LATE`) may be taken for one about another's: such labels are in doubt, and counted.
 """
 
 from __future__ import annotations
@@ -544,8 +547,8 @@ def _stored_near(
 ) -> Integer:
     """Of misses on a slot with a store behind them the nearest, if the clocks allow one.
 
-    Where `otherwise` is as old as events are after their reads, none that is younger than any
-    was: that is a read of another CPU, on which the fault had not come that far.
+    Once it is known how soon after its read an event comes at the least, and `otherwise` is no
+    nearer than that, what is nearer was read by another CPU.
     """
     found = otherwise
     retry = count[RETRY_LEAST]

@@ -73,8 +73,8 @@ class Validation:
     are in `missing` or `extra` too). `swapped`: pairs of them that are walks of one page by two
     CPUs, one of which faulted: of the bus alone, whose was which cannot be told. Where nothing else
     differs, and the trace itself has so many labels in doubt, it is not `exact`, but `ok`.
-    `outside_region`: misses of traced processes whose leaf entry
-    lay outside the region; `not_demanded`: those of them that the trace need not have.
+    `outside_region`: misses of traced processes whose leaf entry lay outside the region;
+    `not_demanded`: those of them that the trace need not have.
     `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
     `compared` the same for each of them, one row for all its pages and one for each page size.
