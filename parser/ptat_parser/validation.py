@@ -30,6 +30,8 @@ U64 = npt.NDArray[np.uint64]
 
 BLOCK_WORDS = truth.BLOCK_WORDS
 EXAMPLES_MAX = 10
+AT_ONCE_NS = 50_000_000
+"""A CPU that is stopped between its walk and the fault's event goes on before that."""
 
 _COUNTERS = tuple(
     f"{name}.walk_completed" for name in ("dtlb_load_misses", "dtlb_store_misses", "itlb_misses")
@@ -71,9 +73,9 @@ class Validation:
     the truth lacks; `wrong_page`: in both, but of another process, page or page size.
     `fault_label_errors`: walks taken for faulted that were not, or the other way round (they
     are in `missing` or `extra` too). `swapped`: pairs of them that are walks of one page by two
-    CPUs, one of which faulted: of the bus alone, whose was which cannot be told. Where nothing else
-    differs, and the trace itself has so many labels in doubt, it is not `exact`, but `ok`.
-    `outside_region`: misses of traced processes whose leaf entry lay outside the region;
+    CPUs at once, one of which faulted: of the bus alone, whose was which cannot be told. Where
+    nothing else differs, and the trace itself has so many labels in doubt, it is not `exact`, but
+    `ok`. `outside_region`: misses of traced processes whose leaf entry lay outside the region;
     `not_demanded`: those of them that the trace need not have.
     `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
@@ -153,20 +155,23 @@ class _Swaps:
 
     def __init__(self) -> None:
         self.pairs = 0
-        self._alone: defaultdict[tuple[bool, int, int, int], list[int]] = defaultdict(list)
+        # By how they were taken, process, page and its size: CPUs and times.
+        self._alone: defaultdict[tuple[bool, int, int, int], list[tuple[int, int]]]
+        self._alone = defaultdict(list)
 
-    def add(self, owner: I64, walks: npt.NDArray[Any], *, as_miss: bool) -> None:
+    def add(self, owner: I64, time_ns: I64, walks: npt.NDArray[Any], *, as_miss: bool) -> None:
         """Walks taken for misses, or for faulted; `walks`: rows of a truth, `owner`: whose."""
         pages = walks["va"] >> walks["shift"].astype(np.uint64)
-        columns = (owner, pages, walks["shift"], walks["cpu"])
-        for *page, cpu in zip(*(column.tolist() for column in columns), strict=True):
+        columns = (owner, pages, walks["shift"], walks["cpu"], time_ns)
+        for *page, cpu, at_ns in zip(*(column.tolist() for column in columns), strict=True):
             others = self._alone[not as_miss, *page]
-            of_another = next((i for i, other in enumerate(others) if other != cpu), None)
-            if of_another is None:
-                self._alone[as_miss, *page].append(cpu)
+            for i, (other, other_ns) in enumerate(others):
+                if other != cpu and abs(other_ns - at_ns) <= AT_ONCE_NS:
+                    del others[i]
+                    self.pairs += 1
+                    break
             else:
-                del others[of_another]
-                self.pairs += 1
+                self._alone[as_miss, *page].append((cpu, at_ns))
 
 
 def _check_walks(results: Results, found: Validation) -> None:
@@ -416,7 +421,7 @@ def _compare_with_truth(
         found.fault_label_errors += int(np.count_nonzero(as_faulted))
         if in_doubt:
             for rows, as_miss in ((walk[as_misses], True), (fault_walk[as_faulted], False)):
-                swaps.add(owner[rows], block[rows], as_miss=as_miss)
+                swaps.add(owner[rows], time_ns[rows], block[rows], as_miss=as_miss)
 
         for kind, rows in (("wrong_page", wrong), ("extra", extra)):
             for i in np.flatnonzero(rows)[: EXAMPLES_MAX - len(found.examples)].tolist():
