@@ -287,13 +287,6 @@ def _verdict(checked: Checked) -> Text:
             f" {checked.tolerance:.1%}",
             style="bold red",
         )
-    if found.swapped:
-        return Text(
-            f"right, but for the labels of {2 * found.swapped} walks: two CPUs walked one page at"
-            " once, one faulted, and the trace, which says that it is in doubt, has it the other"
-            " way round",
-            style="bold yellow",
-        )
     if not found.exact:
         return Text("right, as far as it can be checked without a truth", style="bold yellow")
     page = "page" if found.granularity_bytes == 8 else "page (one of those a bus address shows)"

@@ -214,7 +214,7 @@ WRONG = Validation(
     ],
 )
 SWAPPED = replace(
-    EXACT, exact=False, matched=106, missing=1, extra=1, fault_label_errors=2, swapped=1
+    EXACT, ok=False, exact=False, matched=106, missing=1, extra=1, fault_label_errors=2, swapped=1
 )
 UNTOLD = Validation(trace_misses=107, explained=107, kernel_reads=0, notes=["no truth"])
 

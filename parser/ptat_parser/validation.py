@@ -73,9 +73,8 @@ class Validation:
     the truth lacks; `wrong_page`: in both, but of another process, page or page size.
     `fault_label_errors`: walks taken for faulted that were not, or the other way round (they
     are in `missing` or `extra` too). `swapped`: pairs of them that are walks of one page by two
-    CPUs at once, one of which faulted: of the bus alone, whose was which cannot be told. Where
-    nothing else differs, and the trace itself has so many labels in doubt, it is not `exact`, but
-    `ok`. `outside_region`: misses of traced processes whose leaf entry lay outside the region;
+    CPUs at once, one of which faulted: of the bus alone, whose was which cannot be told.
+    `outside_region`: misses of traced processes whose leaf entry lay outside the region;
     `not_demanded`: those of them that the trace need not have.
     `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
@@ -135,19 +134,13 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     if one_in > 1:
         found.notes.append(f"1 in {one_in} accesses sampled: the trace cannot be complete")
     found.ok = (
-        (found.exact is not False or _only_swapped(found, summary["faults"]["in_doubt"]))
+        found.exact is not False
         and one_in == 1
         and not found.lost
         and not found.unexplained
         and not found.kernel_reads
     )
     return found
-
-
-def _only_swapped(found: Validation, in_doubt: int) -> bool:
-    """Whether nothing differs but labels that the trace itself has in doubt."""
-    swapped = found.missing == found.extra == found.swapped <= in_doubt
-    return swapped and not found.wrong_page and not found.unexplained
 
 
 class _Swaps:

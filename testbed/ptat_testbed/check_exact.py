@@ -87,9 +87,6 @@ class Row:
     oracle: Callable[[Run], None] | None = None
     small: bool = True
     """Part of the small run."""
-    contended: bool = False
-    """Its CPUs fault on the same pages on purpose: labels that the trace has in doubt may be
-    swapped where the host stopped one of them (docs/theory.md)."""
 
     @property
     def has_truth(self) -> bool:
@@ -264,13 +261,12 @@ ROWS = (
     Row("fork-exec", ("forkexec",), ("--granularity", "8", "--children")),
     Row("remap-1g", ("remap", "--bytes", "1G"), ("--granularity", "8", "--memory", "3G")),
     # The kernel's selftest: splits, collapses, moves, fork storms, a full region.
-    Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2"), contended=True),
+    Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2")),
     # What a process can do to page tables, as far as it takes seconds and no kernel of its own.
     Row(
         "exercise",
         ("{exercise}", "-n", *EXERCISED),
         ("--granularity", "8", "--cpus", "2", "--children"),
-        contended=True,
     ),
     Row(
         "bar-seqpage",
@@ -352,12 +348,11 @@ def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
             "misses": verdict["trace_misses"],
             "exact": verdict["exact"],
             "lost": verdict["lost"],
-            "swapped": verdict["swapped"],
             "relative_error": verdict["relative_error"],
             "explained": verdict["explained"],
         }
         if row.has_truth:
-            right = verdict["ok"] if row.contended else verdict["exact"] is True
+            right = verdict["exact"] is True
         else:  # the grammar of walks must explain each read
             right = verdict["ok"] and verdict["explained"] and verdict["kernel_reads"] == 0
         if not right or verdict["lost"]:
@@ -393,9 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in rows:
             result = check_row(row, arguments.size, work)
             results.append(result)
-            swapped = result.get("swapped")
-            right = f"exact, but for {swapped} swapped labels" if swapped else "exact"
-            verdict = result.get("error") or right
+            verdict = result.get("error") or "exact"
             print(
                 f"{row.name:20} {result['misses'] or 0:>10} misses  "
                 f"{result['seconds']:6.1f} s  {verdict}",
