@@ -226,7 +226,7 @@ class PlainChunk:
     """Blocks that hold `BLOCK_RECORDS_MAX` accesses each and nothing else, undecoded.
 
     Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes. The words
-    are read when they are asked for, and hold until the next but one chunk of the reader.
+    are read when they are asked for, and hold until the reader's next chunk.
     """
 
     lost: tuple[Lost, ...] = ()
@@ -336,6 +336,11 @@ class BusReader:
         self._cut = bool(rest_bytes or self._stream.cut)
         self._to_the_end = True
 
+    @property
+    def is_archive(self) -> bool:
+        """Whether the blocks are compressed."""
+        return isinstance(self._stream, ArchiveStream)
+
     def part(self, first: int, end: int) -> BusReader:
         """A reader of the blocks ``first … end`` only, when all have been read once.
 
@@ -401,8 +406,11 @@ class BusReader:
 
     def _fetched(self) -> Iterator[tuple[int, U64, Callable[[], U64]]]:
         """Each chunk's first block, its words, and what fills these and returns their CRCs."""
-        # One chunk may still be in use while the next is looked at, and one more is read.
-        buffers = [np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64) for _ in range(3)]
+        # One buffer stays in a core's cache. One chunk may be in use while the next is read ahead.
+        buffers = [
+            np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64)
+            for _ in range(2 if self.ahead else 1)
+        ]
         end = self._first + self.blocks
 
         def begin(first: int) -> tuple[int, U64, Callable[[], U64]]:

@@ -112,6 +112,38 @@ ones: Callable[[Any], Any] = _intrinsic(_ones)
 """How many bits of a machine integer are set; compiled code only."""
 
 
+def _bit_length(_: object, word: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        kind = arguments[0].type
+        zeroes = builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+        return builder.sub(ir.Constant(kind, kind.width), zeroes)
+
+    return numba.int64(numba.uint64), generate
+
+
+bit_length: Callable[[Any], Any] = _intrinsic(_bit_length)
+"""Bits that a uint64 needs; compiled code only."""
+
+
+def _put_passing(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.gep(made.data, [arguments[1]])
+        store = builder.store(arguments[2], place)
+        yes = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        store.set_metadata("nontemporal", yes)
+        return context.get_dummy_value()
+
+    return numba.void(array, numba.uint64, array.dtype), generate
+
+
+put_passing: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_passing)
+"""Store an element that is not used soon: it goes past the core's caches, and evicts nothing.
+
+The index is unsigned, the value of the elements' type.
+"""
+
+
 def _put_u64(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         made = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -10,7 +10,6 @@ and ``parquet.thrift`` in Thrift's compact protocol.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from types import TracebackType
@@ -19,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.jit import Integer, inlined, jit, put_u64
+from ptat_parser.jit import Integer, bit_length, inlined, jit, put_u64
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
@@ -28,7 +27,7 @@ Values = npt.NDArray[np.integer[Any]]
 GROUP_ROWS = 1 << 20
 """Rows of one row group: readers find a time by the groups' statistics."""
 
-PAGE_ROWS = 1 << 15
+PAGE_ROWS = 1 << 16
 """Rows of one page of a column: as many as stay in a core's cache until they are packed."""
 
 # DELTA_BINARY_PACKED ------------------------------------------------------------------------------
@@ -42,6 +41,7 @@ WIDTHS = (*range(57), 64)
 _SEVEN = np.uint64(7)
 _SEVEN_BITS = np.uint64(0x7F)
 _MORE = np.uint64(0x80)
+_MOST = np.int64(np.iinfo(np.int64).max)
 
 
 @inlined
@@ -88,8 +88,7 @@ def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
 @inlined
 def _width(every: Integer) -> Integer:
     """Bits for values that have no others set than `every` (uint64)."""
-    # As a float, a number of very many bits may become the next power of 2.
-    width = math.frexp(float(every))[1]
+    width = bit_length(every)
     return width if width <= WIDTHS[-2] else WIDTHS[-1]
 
 
@@ -101,8 +100,10 @@ def encode(values: Values, out: U8) -> tuple[Integer, Integer, Integer]:
     """
     n = values.size
     smallest = greatest = values[0]
-    for value in values:  # many at a time
-        smallest, greatest = min(smallest, value), max(greatest, value)
+    for i in range(n):  # many at a time, as min() is not
+        value = values[i]
+        smallest = value if value < smallest else smallest
+        greatest = value if value > greatest else greatest
     at = _put_varint(np.uint64(BLOCK), out, 0)
     at = _put_varint(np.uint64(BLOCK // MINIBLOCK), out, at)
     at = _put_varint(np.uint64(n), out, at)
@@ -110,22 +111,27 @@ def encode(values: Values, out: U8) -> tuple[Integer, Integer, Integer]:
     above, words = np.empty(BLOCK, np.int64), np.empty(MINIBLOCK, np.uint64)
     for start in range(1, n, BLOCK):
         size = min(BLOCK, n - start)
-        here = values[start - 1 : start + size]
-        least = np.int64(here[1]) - np.int64(here[0])
-        for i in range(here.size - 1):
-            above[i] = np.int64(here[i + 1]) - np.int64(here[i])
-            least = min(least, above[i])
-        above[size:] = least
+        # Unsigned indices take no check of their sign, and parts of arrays no counting of users.
+        here, before = np.uint64(start), np.uint64(start - 1)
+        least = _MOST
+        for i in range(size):
+            difference = np.int64(values[here + np.uint64(i)])
+            difference -= np.int64(values[before + np.uint64(i)])
+            above[i] = difference
+            least = difference if difference < least else least
+        for i in range(size, BLOCK):
+            above[i] = least
         at = _put_varint(_zigzag(least), out, at)
         widths = at
         at += BLOCK // MINIBLOCK
-        for first in range(0, BLOCK, MINIBLOCK):
-            every = np.uint64(0)
+        for part in range(BLOCK // MINIBLOCK):
+            first, every = np.uint64(part * MINIBLOCK), np.uint64(0)
             for i in range(MINIBLOCK):
-                words[i] = np.uint64(above[first + i] - least)
-                every |= words[i]
+                word = np.uint64(above[first + np.uint64(i)] - least)
+                words[i] = word
+                every |= word
             width = _width(every)
-            out[widths + first // MINIBLOCK] = width
+            out[widths + part] = width
             if width:
                 _pack(words, width, out, at)
                 at += MINIBLOCK // 8 * width
@@ -356,9 +362,18 @@ class Writer:
             page_end = self._page_rows + end - start
             for page, values in zip(self._page, columns, strict=True):
                 page[self._page_rows : page_end] = values[start:end]
-            start, self._page_rows = end, page_end
-            if page_end == PAGE_ROWS:
-                self._end_page()
+            start = end
+            self.filled(page_end - self._page_rows)
+
+    def room(self) -> list[npt.NDArray[Any]]:
+        """An array for each column, of one length, to be `filled` with the next rows."""
+        return [page[self._page_rows :] for page in self._page]
+
+    def filled(self, rows: int) -> None:
+        """Append the rows that were put into `room`, so many from its begin."""
+        self._page_rows += rows
+        if self._page_rows == PAGE_ROWS:
+            self._end_page()
 
     def _end_page(self) -> None:
         for chunk, page in zip(self._chunks, self._page, strict=True):

@@ -2,9 +2,10 @@
 """What a replay does with nearly all accesses, and therefore quickly.
 
 These are reads of PTEs of which it is known, or plain to see, that they are misses. All that waits
-for memory is one counter of a byte and a time, and little is done besides, so that a core waits for
-many of them at once. A table's page that needs a closer look has `rpt.NO_SLOT` as its first slot:
-the counters there are always 0, so that one comparison finds all that is not plain.
+for memory is a counter of two bytes and a time, and little is done besides, so that a core waits
+for many of them at once; what is written of each read goes past its caches. A table's page that
+needs a closer look has `rpt.NO_SLOT` as its first slot: the counters there are always 0, so that
+one comparison finds all that is not plain.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from ptat_parser.blocks import (
     ACCESS_DELTA_SHIFT,
     WRITE_BIT,
 )
-from ptat_parser.jit import Integer, inlined, jit
+from ptat_parser.jit import Integer, inlined, jit, put_passing
 from ptat_parser.rpt import EMPTY, ENTRIES, NO_SLOT
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
+U16 = npt.NDArray[np.uint16]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
@@ -44,7 +46,7 @@ PAGE_COLUMNS = 11
 
 _PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
 _PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
-_NONE, _ONE = np.uint8(0), np.uint8(1)
+_NONE, _ONE = np.uint16(0), np.uint16(1)
 _ZERO, _NEXT = np.uint64(0), np.uint64(1)
 
 
@@ -65,9 +67,9 @@ def count_reads(
     size: Integer,
     in_line: Integer,
     quick_slot: U32,
-    counted: U8,
+    counted: U16,
     carried: U32,
-    last_ticks: U32,
+    recent: U32,
     epoch: Integer,
     state: U8,
     range_of_frame: npt.NDArray[np.int32],
@@ -102,46 +104,53 @@ def count_reads(
             place = min((word & _PLACE) - base, size)
             slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
             known = counted[slot]
-            if np.uint8(known + _ONE) < 2:
+            if np.uint16(known + _ONE) < 2:
                 break
             counted[slot] = known + _ONE
-            last_ticks[slot] = now - epoch
             if keep:
-                out_time[first_row + i] = now
-                out_page[first_row + i] = numbers[slot] - np.uint32(1)
+                at = slot + slot
+                recent[at] = now - epoch
+                put_passing(out_time, first_row + i, now)
+                put_passing(out_page, first_row + i, recent[at + _NEXT] - np.uint32(1))
+            else:
+                recent[slot] = now - epoch
             i += _NEXT
         if i == stop:
             return end, now, n_pages
         if known:
             carried[slot] += np.uint32(known)
         else:
-            here, at = np.int64(slot), np.int64(i)
+            here, done = np.int64(slot), np.int64(i)
             if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
-                return at, before, n_pages
+                return done, before, n_pages
             range_: Integer = range_of_frame[here // ENTRIES]
             entry = np.int64(range_) * ENTRIES + here % ENTRIES
             if in_line == ENTRIES - 1 and number_of[entry]:  # by way of another table
-                return at, before, n_pages
+                return done, before, n_pages
             n_pages += 1
             numbers[slot] = number_of[entry] = n_pages
             pages[P_RANGE, n_pages] = range_
             pages[P_ENTRY, n_pages] = here % ENTRIES
             pages[P_FIRST, n_pages] = now
-            pages[P_ORDER, n_pages] = order + at - start
+            pages[P_ORDER, n_pages] = order + done - start
         counted[slot] = _ONE
-        last_ticks[slot] = now - epoch
         if keep:
-            out_time[first_row + i] = now
-            out_page[first_row + i] = numbers[slot] - np.uint32(1)
+            recent[slot + slot] = now - epoch
+            recent[slot + slot + _NEXT] = numbers[slot]
+            put_passing(out_time, first_row + i, now)
+            put_passing(out_page, first_row + i, numbers[slot] - np.uint32(1))
+        else:
+            recent[slot] = now - epoch
         i += _NEXT
 
 
 @jit
 def collect(
     slots: Integer,
-    counted: U8,
+    counted: U16,
     carried: U32,
-    last_ticks: U32,
+    recent: U32,
+    recent_each: Integer,
     epoch_ticks: Integer,
     numbers: U32,
     pages: I64,
@@ -151,6 +160,6 @@ def collect(
         if counted[slot]:
             number = numbers[slot]
             pages[P_MISSES, number] += np.int64(counted[slot]) + np.int64(carried[slot])
-            last = epoch_ticks + np.int64(last_ticks[slot])
+            last = epoch_ticks + np.int64(recent[slot * recent_each])
             pages[P_LAST, number] = max(pages[P_LAST, number], last)
             counted[slot] = carried[slot] = 0

@@ -52,7 +52,7 @@ from ptat_parser.blocks import (
     chunks_of,
 )
 from ptat_parser.clock import Clock
-from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping
+from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping, put_passing
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
@@ -470,8 +470,9 @@ def _watch(range_: Integer, step: Integer, t: Tables) -> None:
 
 
 @jit
-def _watch_until(time: Integer, t: Tables, timed: _Timed, count: I64) -> None:
+def _watch_until(time: Integer, memory: I64) -> None:
     """Hold the reads that fault events before `time` may be about."""
+    t, _, _, timed, _, count, _, _ = _room_in(memory)
     while count[NEXT_WATCHED] < timed.time.size and timed.time[count[NEXT_WATCHED]] < time:
         i = count[NEXT_WATCHED]
         if timed.kind[i] == kernel_log.FAULT:
@@ -698,17 +699,9 @@ def _match_held(
 
 
 @jit
-def _match_frame(
-    frame: Integer,
-    t: Tables,
-    out: Records,
-    held: _Held,
-    timed: _Timed,
-    pages: I64,
-    count: I64,
-    config: _Config,
-) -> None:
+def _match_frame(frame: Integer, memory: I64) -> None:
     """Match the fault events about a table whose page is used again: its reads all came."""
+    t, out, held, timed, pages, count, _, config = _room_in(memory)
     for i in range(count[NEXT_HELD], count[NEXT_TIMED]):
         if timed.line[i] // ENTRIES == frame:
             _match(i, t, out, held, timed, pages, count, config)
@@ -741,6 +734,20 @@ def _timed_until(
         count[NEXT_TIMED] += 1
     if time > config.hold:
         _match_held(time - config.hold, t, out, held, timed, pages, count, config)
+
+
+@jit
+def _match_all(memory: I64) -> None:
+    """Match the fault events that wait."""
+    t, out, held, timed, pages, count, _, config = _room_in(memory)
+    _match_held(_NEVER, t, out, held, timed, pages, count, config)
+
+
+@jit
+def _all_until(time: Integer, memory: I64) -> None:
+    """Apply the events without a marker up to a bus time, where no access brings them."""
+    t, out, held, timed, pages, count, _, config = _room_in(memory)
+    _timed_until(time, t, out, held, timed, pages, count, config)
 
 
 @inlined
@@ -817,7 +824,7 @@ def _replay(
     levels, store_levels, frames = t.level, t.store_level, t.frame
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
-    counted, carried, last_ticks = t.counted, t.carried, t.last_ticks
+    counted, carried, recent = t.counted, t.carried, t.recent
     numbers, number_of, last_read = t.page, t.number_of, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
     held_page, held_kind = held.page, held.kind
@@ -866,7 +873,7 @@ def _replay(
                 began = i
                 i, now, count[N_PAGES] = count_reads(
                     words, time, began, quick_end, now, first_place, places, in_line, quick_slot,
-                    counted, carried, last_ticks, epoch, state, ranges, numbers, number_of, pages,
+                    counted, carried, recent, epoch, state, ranges, numbers, number_of, pages,
                     count[N_PAGES], n_output, records, out_time, out_page, n_output - first_row,
                 )  # fmt: skip
                 n_output += i - began
@@ -960,16 +967,20 @@ def _replay(
                         pages[P_ORDER, number] = n_output
                         pages[P_EARLY, number] = 0
             if records:
-                row = n_output - first_row
-                out_time[row] = now
-                out_page[row] = number - 1
+                row = np.uint64(n_output - first_row)
+                put_passing(out_time, row, now)
+                put_passing(out_page, row, np.uint32(number - 1))
                 out_kind[row] = kind
             if kind == MISS and level == 1 and quick:
                 if counted[slot] == COUNTED_MAX:
                     carried[slot] += COUNTED_MAX
                     counted[slot] = 0
                 counted[slot] += 1
-                last_ticks[slot] = now - epoch
+                if records:
+                    recent[2 * slot] = now - epoch
+                    recent[2 * slot + 1] = number
+                else:
+                    recent[slot] = now - epoch
             else:
                 pages[P_LAST, number] = now
                 pages[P_MISSES, number] += kind == MISS
@@ -1217,7 +1228,7 @@ class Replayer:
         make_room: MakeRoom | None = None,
     ) -> Replay:
         rpt, schedule, events, ticks = self.rpt, self._schedule, self._events, self._ticks
-        rpt.restart(keep_counts=go_on)
+        rpt.restart(go_on, config.records)
         count = np.zeros(COUNTERS, np.int64)
         count[EPOCH] = rpt.epoch_ticks
         count[WALK_PMD] = -1
@@ -1233,7 +1244,8 @@ class Replayer:
             pages[:, : self._pages_used] = 0
             pages = self._pages = with_room(pages, self._pages_used, rpt.slots)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
-        memory, room = np.empty(KEPT_BYTES // 8, np.int64), None
+        memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
+        room: _Room | None = None
         held = _hold_none(0)
         done_accesses = span.first_access
         done_blocks = span.first_block
@@ -1244,19 +1256,28 @@ class Replayer:
         last_read = -1  # address of the last access if it was a read
         last_ticks = 0
 
+        def kept() -> I64:
+            nonlocal room
+            if not (
+                room
+                and room.t is rpt.tables
+                and room.out is records
+                and room.held is held
+                and room.pages is pages
+            ):
+                room = _Room(rpt.tables, records, held, timed, pages, count, examples, config)
+                _keep(memory, room)
+            return memory
+
         def apply(event: TableEvent, at_ticks: int) -> None:
             if event.kind == kernel_log.TABLE_ALLOC and count[NEXT_HELD] < count[NEXT_TIMED]:
-                frame = rpt.slot(event.pa) // ENTRIES
-                _match_frame(frame, rpt.tables, records, held, timed, pages, count, config)
+                _match_frame(rpt.slot(event.pa) // ENTRIES, kept())
             elif event.kind == kernel_log.TABLE_MOVE:
-                match_held()
+                _match_all(kept())
             rpt.apply(event, at_ticks)
 
-        def match_held() -> None:
-            _match_held(_NEVER, rpt.tables, records, held, timed, pages, count, config)
-
         def lose() -> None:
-            match_held()
+            _match_all(kept())
             slot = rpt.slot(last_read)
             if config.line > 1 and slot >= 0 and rpt.level(last_read) == 2:
                 # Which of the line's entries was read, the next access would have told.
@@ -1267,7 +1288,10 @@ class Replayer:
 
         def collect_counts() -> None:
             t = rpt.tables
-            collect(rpt.slots, t.counted, t.carried, t.last_ticks, rpt.epoch_ticks, t.page, pages)
+            collect(
+                rpt.slots, t.counted, t.carried, t.recent, rpt.recent_each, rpt.epoch_ticks, t.page,
+                pages,
+            )  # fmt: skip
 
         for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
             steps = schedule.within(chunk, done_accesses)
@@ -1316,8 +1340,9 @@ class Replayer:
             if config.faults:
                 held = _make_room(held, int(count[N_HELD]), size)
                 horizon = self._horizon(done_accesses)
-                if np.any(timed.time[count[NEXT_WATCHED] :][:1] < horizon):
-                    _watch_until(horizon, rpt.tables, timed, count)
+                next_watched = int(count[NEXT_WATCHED])
+                if next_watched < timed.time.size and timed.time[next_watched] < horizon:
+                    _watch_until(horizon, kept())
             after, after_ticks = self._first_read(number + 1)
             accesses = _accesses(chunk)
             start = begin = 0
@@ -1335,18 +1360,7 @@ class Replayer:
                     begin = end
                 while start < position:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
-                    if not (
-                        room
-                        and room.t is rpt.tables
-                        and room.out is records
-                        and room.held is held
-                        and room.pages is pages
-                    ):
-                        room = _Room(
-                            rpt.tables, records, held, timed, pages, count, examples, config
-                        )
-                        _keep(memory, room)
-                    _replay(accesses, start, stop, after, after_ticks, memory)
+                    _replay(accesses, start, stop, after, after_ticks, kept())
                     start = stop
                     if start < position:
                         collect_counts()
@@ -1356,24 +1370,21 @@ class Replayer:
                     _, address, is_write = chunk.access(position - 1)
                     last_read = -1 if is_write else address
                 if until_ticks:
-                    _timed_until(
-                        np.uint64(until_ticks), rpt.tables, records, held, timed, pages, count,
-                        config,
-                    )  # fmt: skip
+                    _all_until(np.uint64(until_ticks), kept())
                 if event == LOSS:
                     lose()
                 elif event != NOTHING:
                     apply(events[event], at_ticks)
             _add(pages, rpt.counts())
         end_ticks = _NEVER if span.end_ticks is None else np.uint64(span.end_ticks)
-        _watch_until(end_ticks, rpt.tables, timed, count)
+        _watch_until(end_ticks, kept())
         if span.end_ticks is None and (schedule.lost or not self._stopped):
             lose()
         for event in schedule.rest(end_ticks):
-            _timed_until(ticks[event], rpt.tables, records, held, timed, pages, count, config)
+            _all_until(ticks[event], kept())
             apply(events[event], int(ticks[event]))
-        _timed_until(end_ticks, rpt.tables, records, held, timed, pages, count, config)
-        match_held()
+        _all_until(end_ticks, kept())
+        _match_all(kept())
         _add(pages, rpt.counts())
         if not go_on or span.end_ticks is None:
             collect_counts()

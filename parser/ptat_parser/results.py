@@ -33,7 +33,7 @@ from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
-from ptat_parser.parquet import PAGE_ROWS, Column, Text, Writer
+from ptat_parser.parquet import Column, Text, Writer
 from ptat_parser.replay import Records, Replay, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
@@ -171,7 +171,7 @@ def _parse_into(
     log = kernel_log.read_kernel_log(session.kernel_path)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
-    if workers > 1 and isinstance(reader, BusReader):
+    if workers > 1 and isinstance(reader, BusReader) and reader.is_archive:
         reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
     entry_stores = EntryStores(session, log)
     found = survey(reader, session.region, progress, entry_stores)
@@ -285,8 +285,10 @@ def _take_misses(
 STAGES = 3
 """Of a parse, which so many threads do at once: to read, to replay and to write."""
 
-_ROOM_FOR = 48
-"""Chunks that records have room for. Writing takes a core's cache from what is counted."""
+_ROOM_ALONE, _ROOM_BEHIND = 128, 32
+"""Chunks that records have room for. Writing takes a core's cache from what is counted, unless
+another core writes, which then has the less left at the end.
+"""
 
 _THE_SAME = np.empty(0, np.uint32)
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
@@ -364,7 +366,8 @@ class _Output:
         left, old = used - settled, self.records
         self._hand_on(settled, None)
         if self._writing or left + wanted > old.kind.size:
-            self.records = self._made_by.records(left + wanted, left + _ROOM_FOR * wanted)
+            chunks = _ROOM_BEHIND if self._made_by.behind else _ROOM_ALONE
+            self.records = self._made_by.records(left + wanted, left + chunks * wanted)
         for name in Records._fields:
             getattr(self.records, name)[:left] = getattr(old, name)[settled:used]
         return self.records
@@ -393,17 +396,17 @@ class _Output:
     ) -> Records:
         fitted = self._made_by.fitted
         misses, others = self._files
-        size = min(PAGE_ROWS, rows)
-        time_ns, page = np.empty(size, np.int64), np.empty(size, np.uint32)
-        for start in range(0, rows, PAGE_ROWS):
-            at = slice(start, min(start + PAGE_ROWS, rows))
+        start = 0
+        while start < rows:
+            time_ns, page = misses.room()
+            at = slice(start, min(start + page.size, rows))
             n = _take_misses(
                 records.time[at], records.page[at], records.kind[at],
                 _THE_SAME if numbers is None else numbers,
                 np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick,
                 time_ns, page,
             )  # fmt: skip
-            misses.write(time_ns[:n], page[:n])
+            misses.filled(n)
             if n < at.stop - start:
                 of = start + np.flatnonzero(records.kind[at] != replaying.MISS)
                 local = records.page[of]
@@ -412,6 +415,7 @@ class _Output:
                     local if numbers is None else numbers[local],
                     records.kind[of],
                 )
+            start = at.stop
         return records
 
 

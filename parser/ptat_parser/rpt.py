@@ -91,9 +91,10 @@ class Tables(NamedTuple):
     (else uint8); and the number of its `page` (uint32).
 
     Of a PTE slot whose reads are known to be misses of its page, their number is the sum of
-    `counted` (uint8, 1 … `COUNTED_MAX`; 0 of others) and `carried` (uint32), and the last of them
-    was `last_ticks` (uint32) after `Rpt.epoch_ticks`. `last_read` (uint32) is the last watched read
-    of the slot that was a miss.
+    `counted` (uint16, 1 … `COUNTED_MAX`; 0 of others) and `carried` (uint32). Of `recent` (uint32)
+    it has `Rpt.recent_each` elements: when the last of them was, in ticks after `Rpt.epoch_ticks`,
+    and, where that is 2, the number of its page again, for a cache line to have both. `last_read`
+    (uint32) is the last watched read of the slot that was a miss.
     """
 
     level: npt.NDArray[np.uint8]
@@ -112,25 +113,26 @@ class Tables(NamedTuple):
     mapped: npt.NDArray[np.uint8]
     page: npt.NDArray[np.uint32]
     state: npt.NDArray[np.uint8]
-    counted: npt.NDArray[np.uint8]
+    counted: npt.NDArray[np.uint16]
     carried: npt.NDArray[np.uint32]
-    last_ticks: npt.NDArray[np.uint32]
+    recent: npt.NDArray[np.uint32]
     last_read: npt.NDArray[np.uint32]
 
 
 NO_SLOT = 0
 """Begins the slots of frame 0, which no page of the region has."""
 
-COUNTED_MAX = 255
+COUNTED_MAX = (1 << 16) - 1
 
 EPOCH_TICKS = (1 << 32) - 1
-"""So long `Tables.last_ticks` can tell times."""
+"""So long `Tables.recent` can tell times."""
 
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
-_OF_READS = ("page", "counted", "carried", "last_ticks", *_OF_FAULTS)
+_OF_READS = ("page", "counted", "carried", "recent", *_OF_FAULTS)
 _PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
 _PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "number_of": 0}
 _FRAMES = 64
+_RECENT_MAX = 2
 
 
 @dataclass
@@ -144,6 +146,7 @@ class Rpt:
     user_markers: list[tuple[int, int]] = field(default_factory=list)
     inconsistent: int = 0
     epoch_ticks: int = 0
+    recent_each: int = 1
 
     def __post_init__(self) -> None:
         pages = self.size_bytes >> PAGE_SHIFT
@@ -176,9 +179,9 @@ class Rpt:
             mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
             state=np.zeros(_FRAMES * ENTRIES, np.uint8),
             page=np.zeros(_FRAMES * ENTRIES, np.uint32),
-            counted=np.zeros(_FRAMES * ENTRIES, np.uint8),
+            counted=np.zeros(_FRAMES * ENTRIES, np.uint16),
             carried=np.zeros(_FRAMES * ENTRIES, np.uint32),
-            last_ticks=np.zeros(_FRAMES * ENTRIES, np.uint32),
+            recent=np.zeros(_FRAMES * ENTRIES * _RECENT_MAX, np.uint32),
             last_read=np.zeros(_FRAMES * ENTRIES, np.uint32),
         )
 
@@ -385,12 +388,14 @@ class Rpt:
         quick = t.level[page] == 1 and not t.watched[range_]
         t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
 
-    def restart(self, keep_counts: bool = False) -> None:
+    def restart(self, keep_counts: bool = False, records: bool = False) -> None:
         """Forget what reads left behind: faults that are owed, numbers of pages and counts.
 
-        With `keep_counts`, not the latter two.
+        With `keep_counts`, not the latter two. `records`: the numbers of pages will be wanted for
+        each read, as for the reads counted before.
         """
         t = self.tables
+        self.recent_each = _RECENT_MAX if records else 1
         for name in _OF_FAULTS if keep_counts else _OF_READS:
             getattr(t, name)[:] = 0
         t.watched[:] = 0
@@ -412,6 +417,7 @@ class Rpt:
         self.__dict__ = state
         slots = self.tables.state.size
         empty = {name: np.zeros(slots, getattr(self.tables, name).dtype) for name in _OF_READS}
+        empty["recent"] = np.zeros(slots * _RECENT_MAX, np.uint32)
         number_of = np.zeros(self.tables.page_of_range.size * ENTRIES, np.uint32)
         self.tables = self.tables._replace(**empty, number_of=number_of)
 
@@ -430,7 +436,7 @@ class Rpt:
         used = slots.start + np.flatnonzero(t.counted[slots])
         if used.size:
             misses = t.counted[used].astype(np.int64) + t.carried[used]
-            last_ticks = t.last_ticks[used] + np.int64(self.epoch_ticks)
+            last_ticks = t.recent[used * self.recent_each] + np.int64(self.epoch_ticks)
             self._retired.append(Counts(t.page[used], misses, last_ticks))
             t.counted[slots] = t.carried[slots] = 0
 

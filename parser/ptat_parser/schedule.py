@@ -30,11 +30,13 @@ class Schedule:
         self._losses = losses
         self.lost = not started
         placed = np.flatnonzero(placement.position >= 0)
-        self._placed = placed[np.argsort(placement.position[placed], kind="stable")]
-        self._position = placement.position[self._placed]
+        placed = placed[np.argsort(placement.position[placed], kind="stable")]
+        self._placed: list[int] = placed.tolist()
+        self._position: list[int] = placement.position[placed].tolist()
         late = np.flatnonzero(placement.position == markers.BY_TIME)
-        self._late = late[np.argsort(ticks[late], kind="stable")]
-        self._late_ticks = ticks[self._late]
+        late = late[np.argsort(ticks[late], kind="stable")]
+        self._late: list[int] = late.tolist()
+        self._late_ticks: list[int] = ticks[late].tolist()
         self._next_placed = 0
         self._next_late = 0
 
@@ -53,8 +55,8 @@ class Schedule:
         steps: list[tuple[int, int]] = []
         if end > self._next_late:
             here = slice(self._next_late, end)
-            at = np.searchsorted(chunk.decoded().time, self._late_ticks[here])
-            steps += zip(at.tolist(), self._late[here].tolist(), strict=True)
+            at = np.searchsorted(chunk.decoded().time, np.array(self._late_ticks[here], np.uint64))
+            steps += zip(at.tolist(), self._late[here], strict=True)
             self._next_late = end
         positions = [0] * self.lost + [lost.position for lost in chunk.lost]
         positions = sorted(
@@ -65,15 +67,14 @@ class Schedule:
         end = bisect_left(self._position, first + size, lo=self._next_placed)
         if end > self._next_placed:
             here = slice(self._next_placed, end)
-            steps += zip(
-                (self._position[here] - first).tolist(), self._placed[here].tolist(), strict=True
-            )
+            at_position = [position - first for position in self._position[here]]
+            steps += zip(at_position, self._placed[here], strict=True)
             self._next_placed = end
         return sorted(steps, key=lambda step: step[0])
 
     def rest(self, end_ticks: np.uint64) -> list[int]:
         """Events after the last access, before `end_ticks`."""
-        end = int(np.searchsorted(self._late_ticks, end_ticks))
-        late: list[int] = self._late[self._next_late : end].tolist()
+        end = bisect_left(self._late_ticks, int(end_ticks))
+        late = self._late[self._next_late : end]
         self._next_late = max(end, self._next_late)
         return late
