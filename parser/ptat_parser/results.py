@@ -285,7 +285,7 @@ def _take_misses(
 STAGES = 3
 """Of a parse, which so many threads do at once: to read, to replay and to write."""
 
-_ROOM_ALONE, _ROOM_BEHIND = 128, 32
+_ROOM_ALONE, _ROOM_BEHIND = 64, 16
 """Chunks that records have room for. Writing takes a core's cache from what is counted, unless
 another core writes, which then has the less left at the end.
 """

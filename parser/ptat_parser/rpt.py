@@ -306,13 +306,15 @@ class Rpt:
         if address == 0:
             mm.untraced_tables += 1
             return
-        # Tables are handed out empty.
+        new_frame = self._frames
         page = self._page(address)
         self.tables.store_level[page] = level
         self._handed_out.add(page)
-        slots = self._slots(page)
+        if self.tables.frame[page] == new_frame:
+            return  # none of its slots was ever used
+        # Tables are handed out empty.
+        t, slots = self.tables, self._slots(page)
         self._retire(slots)
-        t = self.tables
         for array in (t.state, t.pending, t.owed, t.mapped):
             array[slots] = 0
 
@@ -368,8 +370,8 @@ class Rpt:
         t.page_of_range[range_] = t.last_page[range_] = page
         if old != range_:
             numbers = t.page[self._slots(page)]
-            self._retire(self._slots(page))
             if old >= 0:
+                self._retire(self._slots(page))
                 if t.page_of_range[old] == page:
                     t.page_of_range[old] = -1
                 used = np.flatnonzero(numbers)

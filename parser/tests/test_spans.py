@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_time import within
 
-from ptat_parser import blocks, parse, replay, results, spans, wire
+from ptat_parser import archive, blocks, parse, replay, results, spans, wire
 from ptat_parser.clock import Clock
 from ptat_parser.errors import ParseError, PtatError
 
@@ -189,7 +189,7 @@ def test_spans_that_go_on_are_those_that_are_joined(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "SPAN_ACCESSES", accesses)
         patch.setattr(replay, "HELD_BACK", held_back)
-        patch.setattr(results, "_ROOM_FOR", 2)
+        patch.setattr(results, "_ROOM_ALONE", 2)
         for counts_only in (False, True):
             found = []
             for goes_on in (True, False):
@@ -264,7 +264,7 @@ def test_reads_are_held_until_they_are_settled(tmp_path, monkeypatch):
         return make_room(output, used, settled, wanted)
 
     monkeypatch.setattr(results._Output, "make_room", note)
-    monkeypatch.setattr(results, "_ROOM_FOR", 2)
+    monkeypatch.setattr(results, "_ROOM_ALONE", 2)
     assert parse(path).summary == expected
     assert digests(path) == whole
     assert sum(settled for _, settled in rooms) > 2000
@@ -286,7 +286,8 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path, granularity, coun
 def test_reads_are_written_behind(tmp_path, monkeypatch):
     """By another thread, while the replay goes on; and nothing else."""
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
-    monkeypatch.setattr(results, "_ROOM_FOR", 2)
+    monkeypatch.setattr(results, "_ROOM_ALONE", 2)
+    monkeypatch.setattr(results, "_ROOM_BEHIND", 2)
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
@@ -322,13 +323,18 @@ def test_a_full_disk_behind_is_told(tmp_path, monkeypatch, at):
     assert not list(path.glob("results*"))
 
 
+@pytest.mark.parametrize("archived", [False, True])
 @pytest.mark.parametrize("block", [0, -1])
-def test_damage_is_told_by_who_reads_ahead(tmp_path, block):
+def test_damage_is_told_by_who_reads_ahead(tmp_path, block, archived):
+    """Archives are read ahead where there is more than one worker."""
     path = busy(tmp_path / "s")
     file = path / "bus.0.raw"
     data = bytearray(file.read_bytes())
     data[block * wire.BLOCK_BYTES + 500] ^= 1
     file.write_bytes(data)
+    if archived:
+        archive.pack(file, path / "bus.0.ptb")
+        (path / "bus.0.ptb").rename(file)
     told = []
     for workers in (1, 2, MANY):
         with pytest.raises(ParseError, match="CRC") as error:
