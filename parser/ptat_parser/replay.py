@@ -20,7 +20,8 @@ clocks are worse than reads of a line are apart, the bus decides: the handler st
 so of reads as near to the event as the clocks can tell it is about one with a store behind it.
 
 Where several CPUs read an entry while one faults on it, an event that comes long after its read
-(`FAULTS_LATE`) may be taken for one about another's: such labels are in doubt, and counted.
+(`FAULTS_LATE`) may be taken for one about another's: such labels are in doubt, and counted. It is
+not about a read that saw what another CPU's handler stored, where one that did not has no event.
 """
 
 from __future__ import annotations
@@ -525,6 +526,8 @@ def _match_fault(
     if found < 0:
         count[FAULTS_UNMATCHED] += 1
         return
+    if time - np.int64(held.time[found]) > config.hold:
+        found = _beside_a_fault(found, held, count)
     if not held.stored[found]:
         found = _stored_near(time, slot, found, t, held, count, config)
     held.kind[found] = FAULT
@@ -534,6 +537,28 @@ def _match_fault(
     pages[P_FAULTED, held.page[found]] += 1
     count[FAULTS_MATCHED] += 1
     count[FAULTS_LATE] += time - np.int64(held.time[found]) > config.hold
+
+
+@inlined
+def _beside_a_fault(found: Integer, held: _Held, count: I64) -> Integer:
+    """The miss that a very late event is about: `found`, or one that cannot have seen its entry.
+
+    Where `found` is the next of the slot after one that faulted, with the handler's store between,
+    it saw what the handler stored. A miss before that fault, with no store between, did not.
+    """
+    at: Integer = found
+    faulted = False
+    while held.previous[at]:
+        number = count[N_HELD] - ((count[N_HELD] + 1 - np.int64(held.previous[at])) & _U32)
+        at = number - held.first[0]
+        if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
+            break
+        if held.stored[at] == faulted or (not faulted and held.kind[at] != FAULT):
+            break
+        if held.kind[at] == MISS:
+            return at
+        faulted = True
+    return found
 
 
 @inlined

@@ -237,6 +237,8 @@ class Reference:
         recent = [record for record in before if record.ticks >= oldest]
         if candidates:
             found = (recent or candidates)[-1]
+            if ticks - found.ticks > self.hold:
+                found = self.beside_a_fault(found, misses)
             nearest = self.clock_error
             if len(self.lags) >= LAGS_LEARNT and ticks - found.ticks >= least:
                 nearest = min(nearest, -least)
@@ -253,6 +255,20 @@ class Reference:
             if near and not found.stored:
                 found = min(near, key=lambda record: abs(record.ticks - ticks))
             found.kind = FAULT
+
+    def beside_a_fault(self, found: Record, misses: list[Record]) -> Record:
+        """An older miss of the state that another CPU's fault found, if `found` saw the new one."""
+        before = [
+            record for record in misses[: misses.index(found)] if record.after_loss == self.losses
+        ]
+        if not before or before[-1].kind != FAULT or not before[-1].stored:
+            return found
+        for record in reversed(before[:-1]):
+            if record.stored:
+                break
+            if record.kind == MISS:
+                return record
+        return found
 
     # Accesses -----------------------------------------------------------------------------------
 

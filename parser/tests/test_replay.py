@@ -333,6 +333,41 @@ def test_another_cpu_reads_while_a_fault_is_slow(tmp_path, monkeypatch):
     assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
 
 
+@pytest.mark.parametrize("both_at_once", [False, True])
+def test_two_cpus_fault_and_the_host_stops_one(tmp_path, both_at_once):
+    """Its event comes long after the other one's handler has stored to the entry."""
+    machine = synthetic.Machine(granularity=8)
+    mm = machine.exec()
+
+    def fault(stopped_ns=0):
+        assert not machine.walk(mm, 0x5000, True)
+        machine.idle(400 + stopped_ns)
+        machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=3)
+
+    machine.set_pte(mm, 0x5000, False)
+    assert machine.walk(mm, 0x5000, False)
+    machine.idle(300_000)
+    machine.set_pte(mm, 0x5000, False)
+    if both_at_once:  # the first of these reads is whose CPU is stopped
+        assert not machine.walk(mm, 0x5000, True)
+        machine.idle(100)
+        fault()
+        machine.set_pte(mm, 0x5000, True)
+        assert machine.walk(mm, 0x5000, True)
+        machine.idle(400_000)
+        machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=3)
+    else:  # the entry that the first handler stores is none for the other
+        fault()
+        machine.set_pte(mm, 0x5000, False)
+        fault(stopped_ns=400_000)
+        machine.set_pte(mm, 0x5000, True)
+    assert machine.walk(mm, 0x5000, True)
+    machine.idle(200_000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [t for t, kind, _, _, _ in rows if kind == replaying.MISS]
+    assert misses == [t for t, _, _, _ in machine.expected]
+
+
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
     """They read empty entries and never fault."""
     machine = synthetic.Machine()
