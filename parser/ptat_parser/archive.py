@@ -248,6 +248,11 @@ class RawStream:
         self.size_bytes = source.size_bytes
         self.cut = False
 
+    @property
+    def file(self) -> int:
+        """Number of the open file that has the stream as it is, or -1."""
+        return self._source.file
+
     def readinto(self, start_bytes: int, view: memoryview) -> None:
         """Fill `view` with the stream from `start_bytes` on."""
         self._source.readinto(start_bytes, view)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from ptat_parser import wire
-from ptat_parser.archive import ArchiveStream, open_stream
+from ptat_parser.archive import ArchiveStream, RawStream, open_stream
 from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.jit import Integer, jit
 
@@ -226,13 +226,25 @@ class PlainChunk:
     """Blocks that hold `BLOCK_RECORDS_MAX` accesses each and nothing else, undecoded.
 
     Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes. The words
-    are read when they are asked for, and hold until the reader's next chunk.
+    are read when they are asked for, and hold until the reader's next chunk. They are also in the
+    open `file`, if that is not -1, from `start_bytes` on.
     """
 
     lost: tuple[Lost, ...] = ()
     marks: tuple[MarkRecord, ...] = ()
 
-    def __init__(self, blocks: int, last_ticks: int, writes: bool, read: Callable[[], U64]) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        last_ticks: int,
+        writes: bool,
+        read: Callable[[], U64],
+        file: int = -1,
+        start_bytes: int = 0,
+    ) -> None:
+        self.blocks = blocks
+        self.file = file
+        self.start_bytes = start_bytes
         self.accesses = blocks * wire.BLOCK_RECORDS_MAX
         self.last_ticks = last_ticks
         self.writes = writes
@@ -386,7 +398,7 @@ class BusReader:
                 state[:] = self._states[chunk]
                 if self._holds[chunk] != OTHERS:
                     state[:] = self._states[chunk + 1]
-                    yield self._plain(self._holds[chunk], state, words, fetched)
+                    yield self._plain(self._holds[chunk], state, words, fetched, first)
                     continue
             states.append(tuple(state.tolist()))
             crc = fetched()
@@ -436,13 +448,17 @@ class BusReader:
         state: npt.NDArray[np.int64],
         words: U64,
         fetched: Callable[[], object] | None = None,
+        first: int = 0,
     ) -> PlainChunk:
         def read() -> U64:
             if fetched:
                 fetched()
             return words
 
-        return PlainChunk(len(words), int(state[_TICKS]), holds == WRITES, read)
+        file = self._stream.file if fetched and isinstance(self._stream, RawStream) else -1
+        return PlainChunk(
+            len(words), int(state[_TICKS]), holds == WRITES, read, file, first * wire.BLOCK_BYTES
+        )
 
     @property
     def _kind(self) -> np.uint64:

@@ -144,6 +144,20 @@ The index is unsigned, the value of the elements' type.
 """
 
 
+_pread: Any = numba.types.ExternalFunction(
+    "pread",
+    numba.types.int64(
+        numba.types.int32, numba.types.voidptr, numba.types.uint64, numba.types.int64
+    ),
+)
+
+
+@inlined
+def read_file(file: Integer, start_bytes: Integer, array: npt.NDArray[Any]) -> bool:
+    """Fill an array from a place of an open file on; whether there was so much to be had."""
+    return bool(_pread(file, array.ctypes, array.nbytes, start_bytes) == array.nbytes)
+
+
 def _put_u64(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         made = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -53,7 +53,7 @@ from ptat_parser.blocks import (
     chunks_of,
 )
 from ptat_parser.clock import Clock
-from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping, put_passing
+from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping, put_passing, read_file
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
@@ -127,6 +127,7 @@ HELD_BACK = 1 << 17
 And before the chunk that it is in, to be exact: what is older is settled.
 """
 
+BLOCK_BYTES = wire.BLOCK_BYTES
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _ZERO = np.uint64(0)
@@ -173,6 +174,9 @@ LEAST_UNKNOWN = np.iinfo(np.int64).max
 GROUP = BLOCK_RECORDS_MAX
 """Accesses that are looked at together."""
 
+PIECE = 16
+"""Blocks read at a time: they are still in a core's cache when they are looked at."""
+
 
 class Records(NamedTuple):
     """Classified reads in bus order: time (ticks), page number (from 0) and kind."""
@@ -190,15 +194,21 @@ Returns records that have those not settled first, and room.
 
 
 class _Accesses(NamedTuple):
-    """A chunk for the inner loop: its `blocks` if it is a `PlainChunk`, else, of each access,
-    `words` with the address and whether it is a write, as in a block, and the time.
+    """A chunk for the inner loop: if it is a `PlainChunk`, so many blocks (`size`), else, of each
+    access, `words` with the address and whether it is a write, as in a block, and the time.
     `last_ticks`: time of the last access.
+
+    `blocks` are these blocks, or has room for `PIECE` of them and one, if they are to be read from
+    `file`, where they are from `start_bytes` on.
     """
 
     blocks: U64
     words: U64
     time: U64
     last_ticks: int
+    size: int
+    file: int = -1
+    start_bytes: int = 0
 
 
 class _Held(NamedTuple):
@@ -835,10 +845,11 @@ def _replay(
     after: Integer,
     after_ticks: Integer,
     memory: I64,
-) -> None:
+) -> Integer:
     """Replay the accesses ``start … stop``, between which no table event stands.
 
     `after` is the address read right after the chunk, at `after_ticks`; `memory` keeps the `_Room`.
+    Returns where it came to, which is not `stop` if reading failed.
 
     Nearly all of them are left to `quick`.
     """
@@ -862,8 +873,10 @@ def _replay(
     next_timed = _timed_after(timed, count, config)
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
-    blocks = chunk.blocks.shape[0]
+    blocks = chunk.size
+    block: Integer = -1
     time = chunk.time
+    done: Integer = stop
 
     for group in range(start // GROUP, -(-stop // GROUP)):
         first = group * GROUP
@@ -873,12 +886,22 @@ def _replay(
         i = max(start - first, 0)
         end = min(stop - first, GROUP)
         if blocks:
-            words = chunk.blocks[group, WORD_FIRST_RECORD:WORD_CHECK]
-            now = _time_at(words, 0, i, chunk.blocks[group, WORD_TIME])
+            if chunk.file < 0:
+                block = group
+            else:
+                block = group % PIECE
+                if block == 0 or first <= start:
+                    there = chunk.blocks[block : min(PIECE + 1, blocks - group + block)]
+                    at_bytes = chunk.start_bytes + group * BLOCK_BYTES
+                    if not read_file(chunk.file, at_bytes, there):
+                        done = max(first, start)
+                        break
+            words = chunk.blocks[block, WORD_FIRST_RECORD:WORD_CHECK]
+            now = _time_at(words, 0, i, chunk.blocks[block, WORD_TIME])
             if group + 1 < blocks:
-                latest = chunk.blocks[group + 1, WORD_TIME]
+                latest = chunk.blocks[block + 1, WORD_TIME]
                 following, following_ticks = _read(
-                    chunk.blocks[group + 1, WORD_FIRST_RECORD], latest
+                    chunk.blocks[block + 1, WORD_FIRST_RECORD], latest
                 )
         else:
             words = chunk.words[first : first + GROUP]
@@ -1029,6 +1052,7 @@ def _replay(
     count[N_OUTPUT] = n_output
     count[WALK_PMD] = pmd_line
     count[WALKS_BROKEN] += lone_reads
+    return done
 
 
 @inlined
@@ -1270,6 +1294,7 @@ class Replayer:
             pages = self._pages = with_room(pages, self._pages_used, rpt.slots)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
+        piece = np.empty((PIECE + 1, wire.BLOCK_WORDS), np.uint64)
         room: _Room | None = None
         held = _hold_none(0)
         done_accesses = span.first_access
@@ -1369,7 +1394,8 @@ class Replayer:
                 if next_watched < timed.time.size and timed.time[next_watched] < horizon:
                     _watch_until(horizon, kept())
             after, after_ticks = self._first_read(number + 1)
-            accesses = _accesses(chunk)
+            in_pieces = not steps and config.line == 1  # nothing else asks for the words
+            accesses = _accesses(chunk, piece if in_pieces else None)
             start = begin = 0
             for (position, event), at_ticks, until_ticks, end in zip(
                 [*steps, (size, NOTHING)], [*at, 0], [*until, 0], ends, strict=True
@@ -1385,9 +1411,10 @@ class Replayer:
                     begin = end
                 while start < position:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
-                    _replay(accesses, start, stop, after, after_ticks, kept())
-                    start = stop
-                    if start < position:
+                    start = _replay(accesses, start, stop, after, after_ticks, kept())
+                    if start < stop:
+                        accesses = _accesses(chunk)  # which says why, if it fails again
+                    elif start < position:
                         collect_counts()
                         rpt.epoch_ticks = chunk.access(start)[0]
                         count[EPOCH] = rpt.epoch_ticks
@@ -1454,12 +1481,18 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
     return new
 
 
-def _accesses(chunk: AnyChunk) -> _Accesses:
+def _accesses(chunk: AnyChunk, piece: U64 | None = None) -> _Accesses:
+    """`piece` is room to read the blocks into as they are looked at, if they are in a file."""
     if isinstance(chunk, PlainChunk):
-        return _Accesses(chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks)
+        if piece is not None and chunk.file >= 0:
+            return _Accesses(
+                piece, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, chunk.file,
+                chunk.start_bytes,
+            )  # fmt: skip
+        return _Accesses(chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks)
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
-    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks)
+    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0)
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)

@@ -72,15 +72,23 @@ class Source:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None, "_held": None}
 
-    def readinto(self, start_bytes: int, view: memoryview) -> None:
-        """Fill `view` with the file from `start_bytes` on; `ParseError` if it is not so long."""
+    @property
+    def file(self) -> int:
+        """The open file's number; -1 where it is in an object store."""
         if is_remote(self.path):
-            return self._fetch(start_bytes, view)
+            return -1
         if self._file is None:
             self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._file)
+        return self._file
+
+    def readinto(self, start_bytes: int, view: memoryview) -> None:
+        """Fill `view` with the file from `start_bytes` on; `ParseError` if it is not so long."""
+        file = self.file
+        if file < 0:
+            return self._fetch(start_bytes, view)
         while view:
-            done = os.preadv(self._file, [view], start_bytes)
+            done = os.preadv(file, [view], start_bytes)
             if not done:
                 raise self._shorter()
             start_bytes += done

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 import errno
 import hashlib
+import os
 import pickle
 import random
 import threading
@@ -15,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_time import within
 
+from capture_model import Model
 from ptat_parser import archive, blocks, parse, replay, results, spans, wire
 from ptat_parser.clock import Clock
 from ptat_parser.errors import ParseError, PtatError
@@ -321,6 +323,46 @@ def test_a_full_disk_behind_is_told(tmp_path, monkeypatch, at):
     with pytest.raises(PtatError, match="No space left on device"):
         parse(path, workers=2)
     assert not list(path.glob("results*"))
+
+
+def test_a_capture_that_becomes_shorter_is_told(tmp_path):
+    path = busy(tmp_path / "s")
+    file = path / "bus.0.raw"
+
+    def cut(step, done, total):
+        if step == "replaying":
+            os.truncate(file, file.stat().st_size // 2)
+
+    with pytest.raises(ParseError, match="shorter"):
+        parse(path, progress=cut)
+
+
+@pytest.mark.parametrize("chunk_blocks", [5, 40])
+def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
+    """While they are looked at; if that fails, and if there is no file, at once."""
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
+    path = Model(400_000, pages=3000).write(tmp_path / "s")
+    found = {}
+    pieces = []
+    accesses = replay._accesses
+
+    def note(chunk, piece=None):
+        pieces.append(piece is not None and isinstance(chunk, blocks.PlainChunk))
+        return accesses(chunk, piece)
+
+    monkeypatch.setattr(replay, "_accesses", note)
+    with Path(os.devnull).open("rb") as empty:
+        for way, file in (("pieces", None), ("failing", empty.fileno()), ("none", -1)):
+            with monkeypatch.context() as patch:
+                if file is not None:
+                    patch.setattr(archive.RawStream, "file", file)
+                parse(path)
+            found[way] = digests(path), pieces.count(True), pieces.count(False)
+            pieces.clear()
+    digest, in_pieces, at_once = found["pieces"]
+    assert in_pieces * chunk_blocks > 200
+    assert found["failing"] == (digest, in_pieces, at_once + in_pieces)
+    assert found["none"] == (digest, in_pieces, at_once)
 
 
 @pytest.mark.parametrize("archived", [False, True])
