@@ -140,7 +140,8 @@ def _put_passing(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: AN
 put_passing: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_passing)
 """Store an element that is not used soon: it goes past the core's caches, and evicts nothing.
 
-The index is unsigned, the value of the elements' type.
+The index is unsigned, the value of the elements' type. Other threads see it in time if it is handed
+to them with a lock, as queues have.
 """
 
 
