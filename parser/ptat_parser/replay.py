@@ -127,7 +127,6 @@ HELD_BACK = 1 << 17
 And before the chunk that it is in, to be exact: what is older is settled.
 """
 
-BLOCK_BYTES = wire.BLOCK_BYTES
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _ZERO = np.uint64(0)
@@ -892,7 +891,7 @@ def _replay(
                 block = group % PIECE
                 if block == 0 or first <= start:
                     there = chunk.blocks[block : min(PIECE + 1, blocks - group + block)]
-                    at_bytes = chunk.start_bytes + group * BLOCK_BYTES
+                    at_bytes = chunk.start_bytes + group * wire.BLOCK_BYTES
                     if not read_file(chunk.file, at_bytes, there):
                         done = max(first, start)
                         break
