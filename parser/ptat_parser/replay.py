@@ -259,6 +259,7 @@ class _Config(NamedTuple):
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
     clock_error: int  # ticks that the clocks may be apart
+    overtaken: int  # ticks after its read that a CPU's event may come behind another's; 0: one CPU
 
 
 class _Room(NamedTuple):
@@ -312,7 +313,7 @@ _put_room, _room_in = keeping(
         np.empty((0, 0), np.int64),
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
-        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, 0),
+        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, 0, 0),
     )
 )
 
@@ -536,7 +537,7 @@ def _match_fault(
         count[FAULTS_UNMATCHED] += 1
         return
     if time - np.int64(held.time[found]) > config.hold:
-        found = _beside_a_fault(found, held, count)
+        found = _beside_a_fault(time, found, held, count, config)
     if not held.stored[found]:
         found = _stored_near(time, slot, found, t, held, count, config)
     held.kind[found] = FAULT
@@ -549,11 +550,14 @@ def _match_fault(
 
 
 @inlined
-def _beside_a_fault(found: Integer, held: _Held, count: I64) -> Integer:
+def _beside_a_fault(
+    time: Integer, found: Integer, held: _Held, count: I64, config: _Config
+) -> Integer:
     """The miss that a very late event is about: `found`, or one that cannot have seen its entry.
 
     Where `found` is the next of the slot after one that faulted, with the handler's store between,
-    it saw what the handler stored. A miss before that fault, with no store between, did not.
+    it saw what the handler stored. A miss not long before that fault, with no store between, did
+    not, and may be another CPU's.
     """
     at: Integer = found
     faulted = False
@@ -561,6 +565,8 @@ def _beside_a_fault(found: Integer, held: _Held, count: I64) -> Integer:
         number = count[N_HELD] - ((count[N_HELD] + 1 - np.int64(held.previous[at])) & _U32)
         at = number - held.first[0]
         if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
+            break
+        if time - np.int64(held.time[at]) > config.overtaken:
             break
         if held.stored[at] == faulted or (not faulted and held.kind[at] != FAULT):
             break
@@ -1188,6 +1194,7 @@ class Replayer:
             int(session.channel.tick_hz * PATIENCE_S),
             np.uint64(session.channel.tick_hz * HOLD_S),
             clock.error_ticks,
+            int(session.channel.tick_hz * PATIENCE_S) if session.kernel.cpus > 1 else 0,
         )
         self._timed = _timed_events(log, self.rpt, clock, self._config)
         self._events = list(map(TableEvent._make, log.tables.tolist()))

@@ -63,6 +63,7 @@ class Reference:
         patience: int,
         hold: int,
         clock_error: int,
+        overtaken: int,
         readback_address: int = NO_ADDRESS,
     ) -> None:
         self.base, self.size_bytes, self.marker_bytes = base, size_bytes, marker_bytes
@@ -71,6 +72,7 @@ class Reference:
         self.patience = patience  # ticks
         self.hold = hold  # ticks
         self.clock_error = clock_error  # ticks
+        self.overtaken = overtaken  # ticks; 0 with one CPU
         self.held: list[Fault] = []
         self.pages: dict[int, Page] = defaultdict(Page)
         self.serving: dict[tuple[int, int, int], int] = {}
@@ -238,7 +240,7 @@ class Reference:
         if candidates:
             found = (recent or candidates)[-1]
             if ticks - found.ticks > self.hold:
-                found = self.beside_a_fault(found, misses)
+                found = self.beside_a_fault(ticks, found, misses)
             nearest = self.clock_error
             if len(self.lags) >= LAGS_LEARNT and ticks - found.ticks >= least:
                 nearest = min(nearest, -least)
@@ -256,10 +258,12 @@ class Reference:
                 found = min(near, key=lambda record: abs(record.ticks - ticks))
             found.kind = FAULT
 
-    def beside_a_fault(self, found: Record, misses: list[Record]) -> Record:
+    def beside_a_fault(self, ticks: int, found: Record, misses: list[Record]) -> Record:
         """An older miss of the state that another CPU's fault found, if `found` saw the new one."""
         before = [
-            record for record in misses[: misses.index(found)] if record.after_loss == self.losses
+            record
+            for record in misses[: misses.index(found)]
+            if record.after_loss == self.losses and ticks - record.ticks <= self.overtaken
         ]
         if not before or before[-1].kind != FAULT or not before[-1].stored:
             return found

@@ -86,6 +86,7 @@ def reference_of(session, log, reader, placement, fitted):
         int(replaying.PATIENCE_S * session.channel.tick_hz),
         int(replaying.HOLD_S * session.channel.tick_hz),
         fitted.error_ticks,
+        int(replaying.PATIENCE_S * session.channel.tick_hz) if session.kernel.cpus > 1 else 0,
         session.readback_address,
     )
     return classify(
@@ -333,34 +334,50 @@ def test_another_cpu_reads_while_a_fault_is_slow(tmp_path, monkeypatch):
     assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
 
 
-@pytest.mark.parametrize("both_at_once", [False, True])
-def test_two_cpus_fault_and_the_host_stops_one(tmp_path, both_at_once):
+def late_fault(machine, mm, stopped_ns):
+    """Of a CPU that is stopped between its walk and the event."""
+    assert not machine.walk(mm, 0x5000, True)
+    machine.idle(400 + stopped_ns)
+    machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=3)
+
+
+def test_two_cpus_fault_and_the_host_stops_one(tmp_path):
     """Its event comes long after the other one's handler has stored to the entry."""
-    machine = synthetic.Machine(granularity=8)
+    machine = synthetic.Machine(granularity=8, cpus=2)
     mm = machine.exec()
-
-    def fault(stopped_ns=0):
-        assert not machine.walk(mm, 0x5000, True)
-        machine.idle(400 + stopped_ns)
-        machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=3)
-
     machine.set_pte(mm, 0x5000, False)
     assert machine.walk(mm, 0x5000, False)
     machine.idle(300_000)
+    assert not machine.walk(mm, 0x5000, True)  # the one that is stopped
+    machine.idle(100)
+    late_fault(machine, mm, 0)
+    machine.set_pte(mm, 0x5000, True)
+    assert machine.walk(mm, 0x5000, True)
+    machine.idle(400_000)
+    machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=3)
+    assert machine.walk(mm, 0x5000, True)
+    machine.idle(200_000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [t for t, kind, _, _, _ in rows if kind == replaying.MISS]
+    assert misses == [t for t, _, _, _ in machine.expected]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "stored", "before_ns"), [(1, False, 300_000), (2, True, 300_000), (2, False, 60e6)]
+)
+def test_a_late_fault_on_what_a_handler_stored(tmp_path, cpus, stored, before_ns):
+    """One CPU, a store since the miss before, or much time: that miss is no fault."""
+    machine = synthetic.Machine(granularity=8, cpus=cpus)
+    mm = machine.exec()
     machine.set_pte(mm, 0x5000, False)
-    if both_at_once:  # the first of these reads is whose CPU is stopped
-        assert not machine.walk(mm, 0x5000, True)
-        machine.idle(100)
-        fault()
-        machine.set_pte(mm, 0x5000, True)
-        assert machine.walk(mm, 0x5000, True)
-        machine.idle(400_000)
-        machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=3)
-    else:  # the entry that the first handler stores is none for the other
-        fault()
+    assert machine.walk(mm, 0x5000, False)
+    machine.idle(int(before_ns))
+    if stored:
         machine.set_pte(mm, 0x5000, False)
-        fault(stopped_ns=400_000)
-        machine.set_pte(mm, 0x5000, True)
+    late_fault(machine, mm, 0)
+    machine.set_pte(mm, 0x5000, False)
+    late_fault(machine, mm, 400_000)
+    machine.set_pte(mm, 0x5000, True)
     assert machine.walk(mm, 0x5000, True)
     machine.idle(200_000)
     *_, rows = replay(machine.write(tmp_path / "s"))
