@@ -266,6 +266,9 @@ class ArchiveStream:
     Raises `ParseError` for what is damaged, without either.
     """
 
+    file = -1
+    """No file has the stream as it is."""
+
     def __init__(
         self, source: Source, *, salvage: bool = False, tail_may_be_cut: bool = False
     ) -> None:

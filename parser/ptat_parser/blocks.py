@@ -26,7 +26,7 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from ptat_parser import wire
-from ptat_parser.archive import ArchiveStream, RawStream, open_stream
+from ptat_parser.archive import ArchiveStream, open_stream
 from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.jit import Integer, jit
 
@@ -349,9 +349,9 @@ class BusReader:
         self._to_the_end = True
 
     @property
-    def is_archive(self) -> bool:
-        """Whether the blocks are compressed."""
-        return isinstance(self._stream, ArchiveStream)
+    def file(self) -> int:
+        """Number of the open file that has the blocks as they are; -1 where they must be got."""
+        return self._stream.file
 
     def part(self, first: int, end: int) -> BusReader:
         """A reader of the blocks ``first … end`` only, when all have been read once.
@@ -455,7 +455,7 @@ class BusReader:
                 fetched()
             return words
 
-        file = self._stream.file if fetched and isinstance(self._stream, RawStream) else -1
+        file = self.file if fetched else -1
         return PlainChunk(
             len(words), int(state[_TICKS]), holds == WRITES, read, file, first * wire.BLOCK_BYTES
         )

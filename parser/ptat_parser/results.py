@@ -171,7 +171,7 @@ def _parse_into(
     log = kernel_log.read_kernel_log(session.kernel_path)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
-    if workers > 1 and isinstance(reader, BusReader) and reader.is_archive:
+    if workers > 1 and isinstance(reader, BusReader) and reader.file < 0:
         reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
     entry_stores = EntryStores(session, log)
     found = survey(reader, session.region, progress, entry_stores)

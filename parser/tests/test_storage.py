@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from test_merge import in_two_channels
 from test_spans import busy, digests, small_spans  # noqa: F401
 
 import ptat_parser
-from ptat_parser import archive, parse, storage
+from ptat_parser import archive, parse, storage, wire
 from ptat_parser.check import check
 from ptat_parser.errors import BadInput, ParseError, SessionError
 
@@ -85,6 +86,31 @@ def test_results_are_the_same_there(tmp_path, store, channels, monkeypatch):
         assert digests(where) == expected
     assert there.pages().equals(parse(session).pages())
     assert check(where).ok == check(session).ok
+
+
+@pytest.mark.parametrize("in_archive", [False, True])
+def test_another_thread_reads_ahead_from_there(tmp_path, monkeypatch, in_archive):
+    """And from archives, but not from plain files here."""
+    readers = set()
+    readinto = storage.Source.readinto
+
+    def note(source, start_bytes, view):
+        if len(view) >= wire.BLOCK_BYTES:
+            readers.add(threading.current_thread())
+        return readinto(source, start_bytes, view)
+
+    session = busy(tmp_path / "s", phases=3)
+    parse(session)
+    expected = digests(session)
+    monkeypatch.setattr(storage.Source, "readinto", note)
+    parse(session, workers=2)
+    assert readers == {threading.main_thread()}
+    readers.clear()
+    where = archived(session) if in_archive else upload(session, f"memory://{tmp_path.name}-raw")
+    parse(where, workers=2)
+    assert digests(where).keys() == expected.keys()
+    assert len(readers) == 1
+    assert threading.main_thread() not in readers
 
 
 def test_a_trace_from_there(tmp_path, store):
