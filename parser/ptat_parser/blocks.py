@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +32,20 @@ from ptat_parser.jit import Integer, jit
 
 U64 = npt.NDArray[np.uint64]
 
+Stores: TypeAlias = tuple[npt.NDArray[np.int64], U64, U64]
+"""Positions, times and addresses of writes."""
+
 COUNTER_TICKS = 1 << wire.TIME_BITS
 """The stream's counter wraps after so many; times are told on across it."""
 
 END_OF_TIME = 4 * COUNTER_TICKS
 """A time that no record can have."""
+
+STORES_REMEMBERED = 1 << 22
+"""Of so many stores a reader remembers position, time and address, 24 bytes each."""
+
+HALVES_BLOCKS = 1 << 13
+"""A stream of fewer blocks is read faster than a process is forked."""
 
 CHUNK_BLOCKS = 128
 """Blocks decoded at a time: 1 MiB, which leave a core's cache room for what is counted."""
@@ -212,7 +221,7 @@ class Chunk:
         ticks: list[int] = self.time[np.array(positions, np.int64)].tolist()
         return ticks
 
-    def stores(self) -> tuple[npt.NDArray[np.int64], U64, U64]:
+    def stores(self) -> Stores:
         """Positions, times and addresses of the writes."""
         rows = np.flatnonzero(self.write)
         return rows, self.time[rows], self.address[rows]
@@ -227,7 +236,7 @@ class PlainChunk:
 
     Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes. The words
     are read when they are asked for, and hold until the reader's next chunk. They are also in the
-    open `file`, if that is not -1, from `start_bytes` on.
+    open `file`, if that is not -1, from `start_bytes` on. `stored`: what `stores` gives, if known.
     """
 
     lost: tuple[Lost, ...] = ()
@@ -241,6 +250,7 @@ class PlainChunk:
         read: Callable[[], U64],
         file: int = -1,
         start_bytes: int = 0,
+        stored: Stores | None = None,
     ) -> None:
         self.blocks = blocks
         self.file = file
@@ -248,6 +258,7 @@ class PlainChunk:
         self.accesses = blocks * wire.BLOCK_RECORDS_MAX
         self.last_ticks = last_ticks
         self.writes = writes
+        self.stored = stored
         self._read = read
 
     @cached_property
@@ -262,14 +273,21 @@ class PlainChunk:
 
     def times(self, positions: Sequence[int]) -> list[int]:
         """Times of accesses."""
-        ticks: list[int] = _times(self.words, np.array(positions, np.int64)).tolist()
+        wanted = np.array(positions, np.int64)
+        if self.stored and self.stored[0].size:
+            at = np.minimum(np.searchsorted(self.stored[0], wanted), self.stored[0].size - 1)
+            if np.array_equal(self.stored[0][at], wanted):
+                found: list[int] = self.stored[1][at].tolist()
+                return found
+        ticks: list[int] = _times(self.words, wanted).tolist()
         return ticks
 
-    def stores(self) -> tuple[npt.NDArray[np.int64], U64, U64]:
+    def stores(self) -> Stores:
         """Positions, times and addresses of the writes."""
-        if not self.writes:
-            return np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
-        return _writes(self.words)
+        if not self.stored:
+            nothing = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
+            self.stored = _writes(self.words) if self.writes else nothing
+        return self.stored
 
     def decoded(self) -> Chunk:
         """The same with arrays."""
@@ -282,6 +300,40 @@ class PlainChunk:
 
 
 AnyChunk: TypeAlias = Chunk | PlainChunk
+
+
+@dataclass
+class Known:
+    """What was found in blocks from `first` on: which are `damaged`, what each chunk `holds`.
+
+    `states` are those before each chunk and after the last, `stored` each chunk's stores, as far
+    as they are remembered.
+    """
+
+    first: int
+    damaged: set[int] = field(default_factory=set)
+    holds: list[int] = field(default_factory=list)
+    states: list[tuple[int, ...]] = field(default_factory=list)
+    stored: list[Stores | None] = field(default_factory=list)
+    stores: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"stored": [None] * len(self.stored)}
+
+    def remember(self, stored: Stores | None) -> None:
+        """Remember the last chunk's stores, if they are known and not too many."""
+        self.stores += stored[0].size if stored else 0
+        if self.stores <= STORES_REMEMBERED:
+            self.stored[-1] = stored
+
+    def extend(self, after: Known) -> None:
+        """Know what was found in the blocks after, too."""
+        self.damaged |= after.damaged
+        self.holds += after.holds
+        self.states[-1:] = after.states
+        for stored in after.stored:
+            self.stored.append(None)
+            self.remember(stored)
 
 
 @dataclass(frozen=True)
@@ -328,7 +380,8 @@ class BusReader:
         self.channel = channel
         self.chunk_blocks = CHUNK_BLOCKS
         self.since_ticks = 0  # the counter has not wrapped between then and the first block
-        self._damaged: set[int] | None = None  # blocks, once all have been looked at
+        self.known: Known | None = None  # once all have been looked at
+        self.found = Known(0)  # when they were looked at for the first time
         self._salvage = salvage
         tail_may_be_cut = tail_may_be_cut or salvage
         self._stream = open_stream(path, salvage=salvage, tail_may_be_cut=tail_may_be_cut)
@@ -342,9 +395,7 @@ class BusReader:
                 _SALVAGE_HINT,
             )
         self._first = 0
-        # Of each chunk, once all have been read: what it holds, and the state before it.
-        self._holds: list[int] = []
-        self._states: list[tuple[int, ...]] = []
+        self.before: tuple[int, ...] | None = None  # the state before `_first`, if it is known
         self._cut = bool(rest_bytes or self._stream.cut)
         self._to_the_end = True
 
@@ -363,6 +414,26 @@ class BusReader:
         other._to_the_end = end == self.blocks
         other.blocks = end - first
         return other
+
+    def halves(self, first: int, end: int, known: Known) -> list[BusReader]:
+        """Readers of two parts of the blocks ``first … end``, for two who look at them at once.
+
+        `known` is what was found before. The second part may begin with another state (`before`)
+        than the first ends with: then it must be looked at again. Few blocks are one part.
+        """
+        middle = (first + end) // 2 // self.chunk_blocks * self.chunk_blocks
+        if end - first < HALVES_BLOCKS or middle <= first:
+            middle = end
+        parts = [self.part(first, middle)]
+        parts[0].before = known.states[-1] if known.states else None
+        if middle < end:
+            parts.append(self.part(middle, end))
+            words = np.empty((1, wire.BLOCK_WORDS), np.uint64)
+            self.read(middle - 1, words)
+            state = np.array((-1, 0, self.since_ticks), np.int64)
+            self._decode(words, crcs(words), middle - 1, state, set(), refuse=False)
+            parts[1].before = tuple(state.tolist())
+        return parts
 
     def window(self, start_ticks: int, end_ticks: int) -> BusReader:
         """A reader of those blocks that may hold records of ``start_ticks … end_ticks``.
@@ -385,31 +456,33 @@ class BusReader:
 
     def chunks(self) -> Iterator[AnyChunk]:
         """As iterating, but chunks that hold only accesses are left undecoded."""
-        state = np.zeros(_STATE, np.int64)
-        state[_SEQ] = -1
-        state[_TICKS] = self.since_ticks
-        known = self._damaged is not None and bool(self._states)
-        states: list[tuple[int, ...]] = []
-        holds: list[int] = []
-        damaged: set[int] = set()
+        state = np.array(self.before or (-1, 0, self.since_ticks), np.int64)
+        known, found = self.known, Known(self._first)
         for first, words, fetched in self._fetched():
-            chunk = first // self.chunk_blocks
             if known:
-                state[:] = self._states[chunk]
-                if self._holds[chunk] != OTHERS:
-                    state[:] = self._states[chunk + 1]
-                    yield self._plain(self._holds[chunk], state, words, fetched, first)
+                chunk = (first - known.first) // self.chunk_blocks
+                state[:] = known.states[chunk]
+                if known.holds[chunk] != OTHERS:
+                    state[:] = known.states[chunk + 1]
+                    yield self._plain(
+                        known.holds[chunk], state, words, fetched, first, known.stored[chunk]
+                    )
                     continue
-            states.append(tuple(state.tolist()))
+            found.states.append(tuple(state.tolist()))
             crc = fetched()
-            holds.append(OTHERS if known else look(words, crc, self._kind, state))
-            if holds[-1] == OTHERS:
-                yield self._decode(words, crc, first, state, damaged)
+            found.holds.append(OTHERS if known else look(words, crc, self._kind, state))
+            found.stored.append(None)
+            if found.holds[-1] == OTHERS:
+                yield self._decode(words, crc, first, state, found.damaged)
             else:
-                yield self._plain(holds[-1], state, words)
-        if self._damaged is None and self._first == 0:
-            states.append(tuple(state.tolist()))
-            self._damaged, self._holds, self._states = damaged, holds, states
+                plain = self._plain(found.holds[-1], state, words)
+                yield plain
+                found.remember(plain.stored)
+        if not known:
+            found.states.append(tuple(state.tolist()))
+            self.found = found
+            if self._first == 0:
+                self.known = found
         missing_blocks = int(state[_MISSING]) + self._cut
         if missing_blocks and self._to_the_end:
             nothing = np.empty(0, np.uint64)
@@ -449,6 +522,7 @@ class BusReader:
         words: U64,
         fetched: Callable[[], object] | None = None,
         first: int = 0,
+        stored: Stores | None = None,
     ) -> PlainChunk:
         def read() -> U64:
             if fetched:
@@ -457,8 +531,9 @@ class BusReader:
 
         file = self.file if fetched else -1
         return PlainChunk(
-            len(words), int(state[_TICKS]), holds == WRITES, read, file, first * wire.BLOCK_BYTES
-        )
+            len(words), int(state[_TICKS]), holds == WRITES, read, file, first * wire.BLOCK_BYTES,
+            stored,
+        )  # fmt: skip
 
     @property
     def _kind(self) -> np.uint64:
@@ -472,11 +547,11 @@ class BusReader:
 
     def _crcs(self, words: U64, first: int) -> U64:
         """CRC of each block; once all have been looked at, what makes them good or bad again."""
-        if self._damaged is None:
+        if self.known is None:
             return crcs(words)
         crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
-        if self._damaged:
-            crc[[i for i in range(len(words)) if first + i in self._damaged]] ^= ONE
+        if damaged := self.known.damaged:
+            crc[[i for i in range(len(words)) if first + i in damaged]] ^= ONE
         return crc
 
     def _decode(
@@ -486,6 +561,7 @@ class BusReader:
         first: int,
         state: npt.NDArray[np.int64],
         damaged: set[int],
+        refuse: bool = True,
     ) -> Chunk:
         capacity = len(words) * wire.BLOCK_RECORDS_MAX
         time, address = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
@@ -498,7 +574,7 @@ class BusReader:
         )
         if not good.all():
             bad = np.flatnonzero(~good).tolist()
-            if not self._salvage:
+            if refuse and not self._salvage:
                 self._refuse(bad[0], words, crc, first, expected_seq)
             damaged.update(first + i for i in bad)
         chunk = Chunk(time[:accesses], address[:accesses], write[:accesses])
@@ -672,7 +748,7 @@ def _times(words: U64, positions: npt.NDArray[np.int64]) -> U64:
 
 
 @jit
-def _writes(words: U64) -> tuple[npt.NDArray[np.int64], U64, U64]:
+def _writes(words: U64) -> Stores:
     """Positions, times and addresses of the writes in blocks that hold only accesses."""
     n: Integer = 0
     of_block = np.zeros(words.shape[0], np.int64)  # most have none

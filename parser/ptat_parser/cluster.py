@@ -7,26 +7,29 @@ tasks that made them once more.
 
 from __future__ import annotations
 
-import operator
 import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.merge import Reader
-from ptat_parser.replay import Replay, Replayer, Span
-from ptat_parser.spans import Joined, MakeOutput, Output, jobs, replay_span, write
+from ptat_parser.replay import Part, Replayer, Span
+from ptat_parser.spans import (
+    AHEAD,
+    Joined,
+    MakeOutput,
+    Packed,
+    Replay,
+    jobs,
+    replay_span,
+    unpacked,
+)
 from ptat_parser.survey import Progress, no_progress
 
 if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_S = 10
-AHEAD = 2
-"""Spans that each thread of the cluster is given at a time."""
 
 
 def replay_on_cluster(
@@ -67,28 +70,19 @@ def _replay(
     setup = client.submit(bytes, pickle.dumps((replayer, make_output)), pure=False)
     joined = Joined()
     replayed: deque[Any] = deque()
-    written: deque[Any] = deque()
     waiting = jobs(replayer, reader, spans)
-    for _ in spans:
+    for span in spans:
         while len(replayed) < AHEAD * threads and (job := next(waiting, None)):
             replayed.append(client.submit(_replay_span, setup, job, pure=False))
-        future = replayed.popleft()
-        part = client.submit(operator.itemgetter(0), future, pure=False).result()
-        numbers = joined.add(part)
-        written.append(client.submit(_write, future, numbers, pure=False))
-        if len(written) > AHEAD * threads:
-            written.popleft().result()
-        progress("replaying", len(written), len(spans))
+        part, rows = replayed.popleft().result()
+        joined.add(part)
+        replayer.add_rows(unpacked(rows))
+        progress("replaying", span.end_block, reader.blocks)
     for _ in waiting:  # the last span's effects on the tables
         pass
-    client.gather(list(written))
-    return joined.whole(replayer.rpt)
+    return joined.whole(replayer)
 
 
-def _replay_span(setup: bytes, job: bytes) -> tuple[Replay, Output | None]:
+def _replay_span(setup: bytes, job: bytes) -> tuple[Part, Packed]:
     replayer, make_output = pickle.loads(setup)
     return replay_span(replayer, make_output, job)
-
-
-def _write(replayed: tuple[Replay, Output | None], numbers: npt.NDArray[np.uint32]) -> None:
-    write(replayed[1], numbers)

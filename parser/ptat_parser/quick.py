@@ -28,26 +28,47 @@ U16 = npt.NDArray[np.uint16]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-# Columns of the statistics of pages.
+# Columns of what is counted of pages. A page's row is hardly more than a cache line.
 (
+    P_PAGE,  # its number: see `page_number`
     P_MISSES,
     P_FAULTED,
-    P_FIRST,  # time of the first read, -1 before there was one
+    P_STORES,
+    P_FIRST,  # time of the first read, or `NEVER_READ`
     P_LAST,
-    P_RANGE,
-    P_ENTRY,
-    P_CANDIDATES,
-    P_STORES,  # since the first read
-    P_EARLY,  # stores before that, of a page that a span before may have read
-    P_ORDER,  # reads of all pages before the first read
-    P_OTHER,  # page of the same line with other candidates: a ring; 0 where there is none
-) = range(11)
-PAGE_COLUMNS = 11
+) = range(6)
+PAGE_COLUMNS = 6
+
+NEVER_READ = np.iinfo(np.int64).max
 
 _PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
 _PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
 _NONE, _ONE = np.uint16(0), np.uint16(1)
 _ZERO, _NEXT = np.uint64(0), np.uint64(1)
+_ENTRY = np.uint64(ENTRIES - 1)
+
+
+@inlined
+def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -> Integer:
+    """Number of the page of an entry of a range, or of as many neighbours as `span` says.
+
+    `line`: entries that a bus address stands for. Numbers follow from the tables alone, so who
+    replays a part of a stream need not know of the others.
+    """
+    return (np.int64(range_) * ENTRIES + entry) * line + span - 1
+
+
+@inlined
+def row_of_page(number: Integer, row_of: U32, pages: I64, rows: Integer) -> tuple[Integer, Integer]:
+    """A page's row, which it has from now on, and how many there are then."""
+    row = np.int64(row_of[number])
+    if row == 0:
+        rows += 1
+        row = rows
+        row_of[number] = row
+        pages[row, P_PAGE] = number
+        pages[row, P_FIRST] = NEVER_READ
+    return row, rows
 
 
 @inlined
@@ -73,27 +94,27 @@ def count_reads(
     epoch: Integer,
     state: U8,
     range_of_frame: npt.NDArray[np.int32],
-    numbers: U32,
-    number_of: U32,
+    row_of: U32,
     pages: I64,
-    n_pages: Integer,
-    order: Integer,
+    rows: Integer,
     keep: bool,
     out_time: U64,
     out_page: U32,
-    row: Integer,
+    at: Integer,
 ) -> tuple[Integer, Integer, Integer]:
     """Count the reads from `start` on, up to the first access that needs a closer look.
 
     Times are those of `time`, or where that is empty, told from `now`, the time of the access
     before `start`. `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's
-    index that a bus address shows; `order`: reads before. With `keep`, time and page of each are
-    written to the records, from `row` on. Returns where that access is, the time of the one before
-    it, and how many pages have numbers.
+    index that a bus address shows; `rows`: how many pages have. With `keep`, time and page of each
+    read are written to the records, from `at` on. Returns where that access is, the time of the one
+    before it, and how many rows there are.
     """
     timed = time.size > 0
     # Unsigned indices take no check of their sign.
-    i, stop, first_row = np.uint64(start), np.uint64(end), np.uint64(row - start)
+    i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
+    line = ENTRIES - np.int64(in_line)
+    each = np.uint64(line)
     while True:
         # The inner loop, whose one branch is that a counter is 0 or full.
         slot, known, before = _ZERO, _NONE, now
@@ -107,40 +128,29 @@ def count_reads(
             if np.uint16(known + _ONE) < 2:
                 break
             counted[slot] = known + _ONE
+            recent[slot] = now - epoch
             if keep:
-                at = slot + slot
-                recent[at] = now - epoch
-                put_passing(out_time, first_row + i, now)
-                put_passing(out_page, first_row + i, recent[at + _NEXT] - np.uint32(1))
-            else:
-                recent[slot] = now - epoch
+                range_ = np.uint64(range_of_frame[slot >> _PAGE_SHIFT])
+                entry = (range_ << _PAGE_SHIFT) + (slot & _ENTRY)
+                put_passing(out_time, first_record + i, now)
+                put_passing(out_page, first_record + i, np.uint32(entry * each + each - _NEXT))
             i += _NEXT
         if i == stop:
-            return end, now, n_pages
+            return end, now, rows
+        here = np.int64(slot)
+        page = page_number(range_of_frame[here // ENTRIES], here % ENTRIES, line, line)
         if known:
             carried[slot] += np.uint32(known)
         else:
-            here, done = np.int64(slot), np.int64(i)
-            if here < ENTRIES or numbers[slot] or state[slot] == EMPTY:
-                return done, before, n_pages
-            range_: Integer = range_of_frame[here // ENTRIES]
-            entry = np.int64(range_) * ENTRIES + here % ENTRIES
-            if in_line == ENTRIES - 1 and number_of[entry]:  # by way of another table
-                return done, before, n_pages
-            n_pages += 1
-            numbers[slot] = number_of[entry] = n_pages
-            pages[P_RANGE, n_pages] = range_
-            pages[P_ENTRY, n_pages] = here % ENTRIES
-            pages[P_FIRST, n_pages] = now
-            pages[P_ORDER, n_pages] = order + done - start
+            if here < ENTRIES or state[slot] == EMPTY:
+                return np.int64(i), before, rows
+            row, rows = row_of_page(page, row_of, pages, rows)
+            pages[row, P_FIRST] = min(pages[row, P_FIRST], np.int64(now))
         counted[slot] = _ONE
+        recent[slot] = now - epoch
         if keep:
-            recent[slot + slot] = now - epoch
-            recent[slot + slot + _NEXT] = numbers[slot]
-            put_passing(out_time, first_row + i, now)
-            put_passing(out_page, first_row + i, numbers[slot] - np.uint32(1))
-        else:
-            recent[slot] = now - epoch
+            put_passing(out_time, first_record + i, now)
+            put_passing(out_page, first_record + i, np.uint32(page))
         i += _NEXT
 
 
@@ -150,16 +160,44 @@ def collect(
     counted: U16,
     carried: U32,
     recent: U32,
-    recent_each: Integer,
     epoch_ticks: Integer,
-    numbers: U32,
+    range_of_frame: npt.NDArray[np.int32],
+    row_of: U32,
+    line: Integer,
     pages: I64,
 ) -> None:
-    """Move what was counted of the first so many slots to their pages."""
+    """Move what was counted of the first so many slots to the rows of their pages."""
     for slot in range(slots):
         if counted[slot]:
-            number = numbers[slot]
-            pages[P_MISSES, number] += np.int64(counted[slot]) + np.int64(carried[slot])
-            last = epoch_ticks + np.int64(recent[slot * recent_each])
-            pages[P_LAST, number] = max(pages[P_LAST, number], last)
+            range_ = range_of_frame[slot // ENTRIES]
+            row = row_of[page_number(range_, slot % ENTRIES, line, line)]
+            pages[row, P_MISSES] += np.int64(counted[slot]) + np.int64(carried[slot])
+            last = epoch_ticks + np.int64(recent[slot])
+            pages[row, P_LAST] = max(pages[row, P_LAST], last)
             counted[slot] = carried[slot] = 0
+
+
+@jit
+def merge_rows(part: I64, row_of: U32, pages: I64, rows: Integer) -> Integer:
+    """Add a part's rows to those of all, of which there are so many; return how many then."""
+    for i in range(part.shape[0]):
+        row, rows = row_of_page(part[i, P_PAGE], row_of, pages, rows)
+        pages[row, P_MISSES] += part[i, P_MISSES]
+        pages[row, P_FAULTED] += part[i, P_FAULTED]
+        pages[row, P_STORES] += part[i, P_STORES]
+        pages[row, P_FIRST] = min(pages[row, P_FIRST], part[i, P_FIRST])
+        pages[row, P_LAST] = max(pages[row, P_LAST], part[i, P_LAST])
+    return rows
+
+
+@jit
+def columns_in_order(row_of: U32, pages: I64, columns: I64) -> Integer:
+    """Fill columns with the rows of pages that were read, by number; return how many there are."""
+    n: Integer = 0
+    for number in range(row_of.size):
+        row = row_of[number]
+        if row and pages[row, P_FIRST] != NEVER_READ:
+            for column in range(PAGE_COLUMNS):
+                columns[column, n] = pages[row, column]
+            n += 1
+    return n

@@ -26,7 +26,6 @@ not about a read that saw what another CPU's handler stored, where one that did 
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -57,21 +56,19 @@ from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping, put_pass
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
-    P_CANDIDATES,
-    P_EARLY,
-    P_ENTRY,
     P_FAULTED,
     P_FIRST,
     P_LAST,
     P_MISSES,
-    P_ORDER,
-    P_OTHER,
-    P_RANGE,
     P_STORES,
     PAGE_COLUMNS,
     collect,
+    columns_in_order,
     count_reads,
     may_count,
+    merge_rows,
+    page_number,
+    row_of_page,
 )
 from ptat_parser.rpt import (
     CLEARING,
@@ -138,7 +135,7 @@ _ENTRY_SHIFT = np.uint64(3)
 (
     N_OUTPUT,  # reads classified
     N_HELD,  # those of them that a fault event may be about
-    N_PAGES,  # pages numbered, from 1
+    ROWS,  # pages that have one, from 1
     NEXT_TIMED,  # the next event without a marker
     STORES,
     STORES_UNOWNED,
@@ -178,7 +175,7 @@ PIECE = 16
 
 
 class Records(NamedTuple):
-    """Classified reads in bus order: time (ticks), page number (from 0) and kind."""
+    """Classified reads in bus order: time (ticks), page number and kind."""
 
     time: U64
     page: U32
@@ -214,14 +211,14 @@ class _Held(NamedTuple):
     """Reads that a fault event may be about, the last ones of them.
 
     `first` is the number of the one in element 0 (0-d array), `record` its number among all reads;
-    `page` counts from 1; `previous` is the number, plus one, of the read before of the same slot.
+    `row` is its page's; `previous` is the number, plus one, of the read before of the same slot.
     `stored`: before the next of the slot came a store to it.
     """
 
     first: I64
     record: I64
     time: U64
-    page: U32
+    row: U32
     kind: U8
     previous: U32
     stored: npt.NDArray[np.bool_]
@@ -255,7 +252,7 @@ class _Config(NamedTuple):
     faults: bool
     entries: bool
     records: bool  # are wanted, not only counted
-    continued: bool  # there is a span before
+    skips: bool  # only what stores do is of interest
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
     clock_error: int  # ticks that the clocks may be apart
@@ -437,38 +434,26 @@ def _steps_of_walks(
 
 
 @inlined
-def _candidates(slot: Integer, line: Integer, level: Integer, state: U8, mapped: U8) -> Integer:
-    """Entries of the line that may have been read, as bits."""
-    bits: Integer = 0
+def _page_of(
+    range_: Integer,
+    entry: Integer,
+    line: Integer,
+    level: Integer,
+    state: U8,
+    mapped: U8,
+    slot: Integer,
+) -> Integer:
+    """Number of the page, or pages, that a miss of a line may be of, from what is known of it."""
+    first: Integer = line
+    end: Integer = 0
     for i in range(line):
         candidate = state[slot + i] == LEAF if level == 2 else mapped[slot + i] != 0
-        bits |= np.int64(candidate) << i
-    return bits if bits else (1 << line) - 1
-
-
-@inlined
-def _of_candidates(number: Integer, bits: Integer, now: Integer, pages: I64, count: I64) -> Integer:
-    """Number of the page of the same line that stands for these candidates; `number`: any of it.
-
-    Those of a line form a ring, through `P_OTHER`.
-    """
-    if pages[P_CANDIDATES, number] == 0:
-        pages[P_CANDIDATES, number] = bits
-        return number
-    other = number
-    while pages[P_CANDIDATES, other] != bits:
-        other = pages[P_OTHER, other]
-        if other in (0, number):
-            count[N_PAGES] += 1
-            other = count[N_PAGES]
-            after = pages[P_OTHER, number]
-            pages[:, other] = pages[:, number]
-            pages[P_OTHER, other] = after if after else number
-            pages[P_OTHER, number] = other
-            pages[P_MISSES, other] = pages[P_FAULTED, other] = pages[P_STORES, other] = 0
-            pages[P_FIRST, other] = now
-            pages[P_CANDIDATES, other] = bits
-    return other
+        if candidate:
+            first = min(first, i)
+            end = i + 1
+    if end == 0:
+        first, end = 0, line
+    return page_number(range_, entry + first, end - first, line)
 
 
 @inlined
@@ -543,8 +528,8 @@ def _match_fault(
     held.kind[found] = FAULT
     if config.records:
         out.kind[held.record[found] - count[FIRST_ROW]] = FAULT
-    pages[P_MISSES, held.page[found]] -= 1
-    pages[P_FAULTED, held.page[found]] += 1
+    pages[held.row[found], P_MISSES] -= 1
+    pages[held.row[found], P_FAULTED] += 1
     count[FAULTS_MATCHED] += 1
     count[FAULTS_LATE] += time - np.int64(held.time[found]) > config.hold
 
@@ -812,31 +797,6 @@ def _unexplained(
     count[UNEXPLAINED] += 1
 
 
-@inlined
-def _number(
-    slot: Integer,
-    range_: Integer,
-    numbers: U32,
-    number_of: U32,
-    pages: I64,
-    count: I64,
-    line: Integer,
-) -> Integer:
-    """Give the page of a slot its number, or the next one."""
-    entry = np.int64(range_) * ENTRIES + slot % ENTRIES
-    if line == 1 and number_of[entry]:
-        number: Integer = np.int64(number_of[entry])
-    else:
-        count[N_PAGES] += 1
-        number = count[N_PAGES]
-        number_of[entry] = number
-        pages[P_RANGE, number] = range_
-        pages[P_ENTRY, number] = slot % ENTRIES
-        pages[P_FIRST, number] = -1
-    numbers[slot] = number
-    return number
-
-
 @jit
 def _keep(memory: I64, room: _Room) -> None:
     _put_room(memory, room)
@@ -866,9 +826,9 @@ def _replay(
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
     counted, carried, recent = t.counted, t.carried, t.recent
-    numbers, number_of, last_read = t.page, t.number_of, t.last_read
+    row_of, last_read = t.row_of, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
-    held_page, held_kind = held.page, held.kind
+    held_row, held_kind = held.row, held.kind
     held_previous, held_stored = held.previous, held.stored
     epoch = np.uint64(count[EPOCH])
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
@@ -924,10 +884,10 @@ def _replay(
                 and may_count(words[i], first_place, places, quick_slot)
             ):
                 began = i
-                i, now, count[N_PAGES] = count_reads(
+                i, now, count[ROWS] = count_reads(
                     words, time, began, quick_end, now, first_place, places, in_line, quick_slot,
-                    counted, carried, recent, epoch, state, ranges, numbers, number_of, pages,
-                    count[N_PAGES], n_output, records, out_time, out_page, n_output - first_row,
+                    counted, carried, recent, epoch, state, ranges, row_of, pages, count[ROWS],
+                    records, out_time, out_page, n_output - first_row,
                 )  # fmt: skip
                 n_output += i - began
                 lone_reads += i - began
@@ -960,16 +920,15 @@ def _replay(
                 else:
                     _store(store_levels[page], slot, line, state, pending, mapped)
                     if faults and last_read[slot]:
-                        number = count[N_HELD] - (
+                        read = count[N_HELD] - (
                             (count[N_HELD] + 1 - np.int64(last_read[slot])) & _U32
                         )
-                        if number >= held_first[0]:
-                            held_stored[number - held_first[0]] = True
-                    if level and config.continued and numbers[slot] == 0:
-                        _number(slot, ranges[frame], numbers, number_of, pages, count, line)
-                    if numbers[slot] and level:
-                        early = pages[P_FIRST, numbers[slot]] < 0
-                        pages[P_EARLY if early else P_STORES, numbers[slot]] += 1
+                        if read >= held_first[0]:
+                            held_stored[read - held_first[0]] = True
+                    if level and not config.skips:
+                        number = page_number(ranges[frame], slot % ENTRIES, line, line)
+                        row, count[ROWS] = row_of_page(number, row_of, pages, count[ROWS])
+                        pages[row, P_STORES] += 1
                 continue
 
             if level == 1:
@@ -1004,53 +963,42 @@ def _replay(
                 _unexplained(now, address, reason, count, examples)
                 continue
 
-            number = np.int64(numbers[slot])
-            if number == 0:
-                number = _number(slot, ranges[frame], numbers, number_of, pages, count, line)
-            if pages[P_FIRST, number] < 0:
-                pages[P_FIRST, number] = now
-                pages[P_ORDER, number] = n_output
-            if line > 1 and kind == MISS and (entries or level == 2):
-                bits = _candidates(slot, line, level, state, mapped)
-                if bits != pages[P_CANDIDATES, number]:
-                    used = count[N_PAGES]
-                    number = _of_candidates(number, bits, now, pages, count)
-                    numbers[slot] = number
-                    if count[N_PAGES] > used:
-                        pages[P_ORDER, number] = n_output
-                        pages[P_EARLY, number] = 0
+            if kind == MISS and line > 1 and (entries or level == 2):
+                number = _page_of(
+                    ranges[frame], slot % ENTRIES, line, level, state, mapped, slot
+                )  # fmt: skip
+            else:
+                number = page_number(ranges[frame], slot % ENTRIES, line, line)
+            row, count[ROWS] = row_of_page(number, row_of, pages, count[ROWS])
+            pages[row, P_FIRST] = min(pages[row, P_FIRST], np.int64(now))
             if records:
-                row = np.uint64(n_output - first_row)
-                put_passing(out_time, row, now)
-                put_passing(out_page, row, np.uint32(number - 1))
-                out_kind[row] = kind
+                at_record = np.uint64(n_output - first_row)
+                put_passing(out_time, at_record, now)
+                put_passing(out_page, at_record, np.uint32(number))
+                out_kind[at_record] = kind
             if kind == MISS and level == 1 and quick:
                 if counted[slot] == COUNTED_MAX:
                     carried[slot] += COUNTED_MAX
                     counted[slot] = 0
                 counted[slot] += 1
-                if records:
-                    recent[2 * slot] = now - epoch
-                    recent[2 * slot + 1] = number
-                else:
-                    recent[slot] = now - epoch
+                recent[slot] = now - epoch
             else:
-                pages[P_LAST, number] = now
-                pages[P_MISSES, number] += kind == MISS
+                pages[row, P_LAST] = now
+                pages[row, P_MISSES] += kind == MISS
             n_output += 1
             if kind == MISS:
                 if faults:
                     at = count[N_HELD] - held_first[0]
                     held_record[at] = n_output - 1
                     held_time[at] = now
-                    held_page[at] = number
+                    held_row[at] = row
                     held_kind[at] = MISS
                     held_previous[at] = last_read[slot]
                     held_stored[at] = False
                     count[N_HELD] += 1
                     last_read[slot] = count[N_HELD] & _U32
             elif kind == FAULT:
-                pages[P_FAULTED, number] += 1
+                pages[row, P_FAULTED] += 1
                 if faults and empty and owed[slot] < 255:
                     owed[slot] += 1
                     owed_ticks[slot] = now
@@ -1106,35 +1054,17 @@ def _until(
 
 
 @dataclass
-class Replay:
-    """A finished replay; when pickled, the numbers of `pages` take no more bytes than they need.
+class Part:
+    """What a replay found in a span, besides what it counted of pages.
 
-    `pages` has one column for each page number; rows are `quick.P_MISSES` …
     `counters` is indexed by `STORES` … `unexplained` lists the first reads that nothing
     explains, as ticks, address and reason, `doubts` from a read to a fault event that may be
     about it, if it is not about one that was lost (ticks).
     """
 
-    rpt: Rpt
-    pages: I64
     counters: I64
     unexplained: list[tuple[int, int, str]]
     doubts: list[tuple[int, int]]
-
-    def __getstate__(self) -> dict[str, Any]:
-        least = [int(values.min()) if values.size else 0 for values in self.pages]
-        columns = [
-            (values - low).astype(np.min_scalar_type(int(values.max(initial=low)) - low))
-            for values, low in zip(self.pages, least, strict=True)
-        ]
-        return self.__dict__ | {"pages": (least, columns)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        least, columns = state["pages"]
-        pages = np.empty((PAGE_COLUMNS, columns[0].size), np.int64)
-        for values, column, low in zip(pages, columns, least, strict=True):
-            np.add(column, low, out=values, dtype=np.int64, casting="unsafe")
-        self.__dict__ = state | {"pages": pages}
 
 
 @dataclass(frozen=True)
@@ -1162,7 +1092,8 @@ class Replayer:
     were lost.
 
     The reverse page table (`rpt`), how far the table events are applied and what a walk's step is
-    go on from span to span; nothing else does.
+    go on from span to span. So does what is counted of pages, until it is taken (`take_rows`),
+    which makes no difference to what is found in a span.
     """
 
     def __init__(
@@ -1180,15 +1111,16 @@ class Replayer:
         losses: tuple[int, ...] = (),
     ) -> None:
         region = session.region
-        self.rpt = Rpt(region.base, region.size_bytes)
+        line = session.board.granularity_bytes // 8
+        self.rpt = Rpt(region.base, region.size_bytes, line)
         self._config = _Config(
             np.uint64(region.base),
             np.uint64(region.size_bytes),
             np.uint64(region.marker_slots * region.marker_stride_bytes),
             np.uint64(session.readback_address),
-            session.board.granularity_bytes // 8,
+            line,
             faults,
-            entries and session.board.granularity_bytes > 8,
+            entries and line > 1,
             False,
             False,
             int(session.channel.tick_hz * PATIENCE_S),
@@ -1205,21 +1137,11 @@ class Replayer:
         self._stopped = stopped
         self._pmds = region.levels != "pte"
         self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
-        self._pages, self._pages_used = _no_pages(), 0
+        self._pages, self._rows = _no_pages(), 0
         self._firsts = firsts
         there = [first for first in firsts if first]
         self._first_numbers = np.array([first.number for first in there], np.int64)
         self._first_ticks = np.array([first.ticks for first in there], np.uint64)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether `run` may go on with the pages of the span before.
-
-        Pages have the numbers then that they have when spans that know nothing of each other are
-        joined, and the same counts. Where an address on the bus stands for several pages, what is
-        known of these is known anew in each span.
-        """
-        return self._config.line == 1
 
     @property
     def fault_ticks(self) -> U64:
@@ -1228,22 +1150,49 @@ class Replayer:
         return ticks
 
     def checkpoint(self) -> tuple[Rpt, Schedule, I64]:
-        """What goes on from span to span, for `at` when it was copied."""
+        """What goes on from span to span, for `go_to` when it was copied."""
         return self.rpt, self._schedule, self._walk_steps
 
-    def at(self, checkpoint: tuple[Rpt, Schedule, I64]) -> Replayer:
-        """One that goes on from a checkpoint, and may run beside this one on another span."""
-        other = copy.copy(self)
-        other.rpt, other._schedule, other._walk_steps = checkpoint
-        other._pages, other._pages_used = _no_pages(), 0
-        return other
+    def go_to(self, checkpoint: tuple[Rpt, Schedule, I64]) -> None:
+        """Go on from a checkpoint; what was counted of pages must have been taken."""
+        self.rpt, self._schedule, self._walk_steps = checkpoint
+
+    def take_rows(self) -> I64:
+        """What was counted of pages since this was called, a row for each: `quick.P_PAGE` …"""
+        self._settle()
+        self.rpt.tables.row_of[:] = 0
+        rows = self._pages[1 : self._rows + 1]
+        self._pages, self._rows = _no_pages(), 0
+        return rows
+
+    def add_rows(self, rows: I64) -> None:
+        """Add what another counted of pages of this one's tables."""
+        self._pages = with_room(self._pages, self._rows + 1, len(rows))
+        self._rows = merge_rows(rows, self.rpt.tables.row_of, self._pages, self._rows)
+
+    def pages(self) -> I64:
+        """What was counted of all pages that were read, shape ``(PAGE_COLUMNS, n)``, by number."""
+        self._settle()
+        columns = np.empty((PAGE_COLUMNS, self._rows), np.int64)
+        return columns[:, : columns_in_order(self.rpt.tables.row_of, self._pages, columns)]
+
+    def _settle(self) -> None:
+        _add(self._pages, self.rpt.counts())
+        self._collect(self._pages)
+
+    def _collect(self, pages: I64) -> None:
+        rpt, t = self.rpt, self.rpt.tables
+        collect(
+            rpt.slots, t.counted, t.carried, t.recent, rpt.epoch_ticks, t.range_of_frame, t.row_of,
+            rpt.line, pages,
+        )  # fmt: skip
 
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
         entries = self._timed.kind != kernel_log.FAULT
         timed = _Timed(*(column[entries] for column in self._timed))
-        config = self._config._replace(faults=False)
-        self._run(reader, span, _NO_RECORDS, config, timed, no_progress, True)
+        config = self._config._replace(faults=False, skips=True)
+        self._run(reader, span, _NO_RECORDS, config, timed, no_progress)
 
     def run(
         self,
@@ -1251,24 +1200,18 @@ class Replayer:
         span: Span,
         records: Records | None,
         progress: Progress = no_progress,
-        go_on: bool = False,
         make_room: MakeRoom | None = None,
-    ) -> Replay:
+    ) -> Part:
         """Classify the accesses of a span.
 
         The reads, of which there are `N_OUTPUT`, are written to `records`, whose arrays hold as
         many as the span has accesses, or are given others by `make_room`; without `records`, they
-        are only counted. The result's `pages` hold until this is called again. With `go_on`, pages
-        keep the numbers and counts that they have of the span before, which was the last that this
-        was called for; the counts are whole after the last span.
+        are only counted.
         """
-        config = self._config._replace(
-            records=records is not None, continued=span.number > 0 and not go_on
-        )
+        config = self._config._replace(records=records is not None)
         return self._run(
-            reader, span, records or _NO_RECORDS, config, self._timed, progress, False, go_on,
-            make_room,
-        )  # fmt: skip
+            reader, span, records or _NO_RECORDS, config, self._timed, progress, make_room
+        )
 
     def _run(
         self,
@@ -1278,12 +1221,10 @@ class Replayer:
         config: _Config,
         timed: _Timed,
         progress: Progress,
-        stores_only: bool,
-        go_on: bool = False,
         make_room: MakeRoom | None = None,
-    ) -> Replay:
+    ) -> Part:
         rpt, schedule, events, ticks = self.rpt, self._schedule, self._events, self._ticks
-        rpt.restart(go_on, config.records)
+        rpt.restart()
         count = np.zeros(COUNTERS, np.int64)
         count[EPOCH] = rpt.epoch_ticks
         count[WALK_PMD] = -1
@@ -1292,12 +1233,8 @@ class Replayer:
             count[NEXT_TIMED] = np.searchsorted(timed.time, np.uint64(span.start_ticks))
         first_timed = int(count[NEXT_TIMED])
         count[NEXT_HELD] = count[NEXT_WATCHED] = first_timed
-        pages = self._pages
-        if go_on:
-            count[N_PAGES] = max(self._pages_used - 1, 0)
-        else:
-            pages[:, : self._pages_used] = 0
-            pages = self._pages = with_room(pages, self._pages_used, rpt.slots)
+        count[ROWS] = self._rows
+        pages = self._pages = with_room(self._pages, self._rows + 1, 0)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
         piece = np.empty((PIECE + 1, wire.BLOCK_WORDS), np.uint64)
@@ -1342,13 +1279,6 @@ class Replayer:
             count[WALK_PMD] = -1
             rpt.after_loss()
 
-        def collect_counts() -> None:
-            t = rpt.tables
-            collect(
-                rpt.slots, t.counted, t.carried, t.recent, rpt.recent_each, rpt.epoch_ticks, t.page,
-                pages,
-            )  # fmt: skip
-
         for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
             steps = schedule.within(chunk, done_accesses)
             whole = None
@@ -1362,13 +1292,13 @@ class Replayer:
             done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
             progress("replaying", done_blocks, span.end_block)
             plain = isinstance(chunk, PlainChunk) and not (steps or chunk.writes)
-            if stores_only and plain and not whole:
+            if config.skips and plain and not whole:
                 continue
             positions = [position for position, _ in steps]
             at = chunk.times(positions) if steps else []
             ends = [*positions, chunk.accesses]
             until = [0] * len(steps)
-            if stores_only:
+            if config.skips:
                 if timed.time.size:  # the reads that are left out bring these events, too
                     before = chunk.times([max(position - 1, 0) for position in positions])
                     until = [
@@ -1379,7 +1309,7 @@ class Replayer:
                 steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
                 chunk = Chunk(times, addresses, np.ones(rows.size, np.bool_))
             size = chunk.accesses
-            pages = self._pages = with_room(pages, int(count[N_PAGES]) + 1, size)
+            pages = self._pages = with_room(pages, int(count[ROWS]) + 1, size)
             begun.append((done_accesses - chunk.accesses, int(count[N_OUTPUT])))
             while len(begun) > 1 and begun[1][0] <= begun[-1][0] - HELD_BACK:
                 begun.popleft()
@@ -1421,7 +1351,7 @@ class Replayer:
                     if start < stop:
                         accesses = _accesses(chunk)  # which says why, if it fails again
                     elif start < position:
-                        collect_counts()
+                        self._collect(pages)
                         rpt.epoch_ticks = chunk.access(start)[0]
                         count[EPOCH] = rpt.epoch_ticks
                 if config.line > 1 and position:
@@ -1444,13 +1374,9 @@ class Replayer:
         _all_until(end_ticks, kept())
         _match_all(kept())
         _add(pages, rpt.counts())
-        if not go_on or span.end_ticks is None:
-            collect_counts()
-        self._pages_used = int(count[N_PAGES]) + 1
+        self._rows = int(count[ROWS])
         shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
-        return Replay(
-            rpt,
-            pages[:, 1 : self._pages_used],
+        return Part(
             count,
             [(at, address, REASONS[reason]) for at, address, reason in shown],
             _doubts(timed, first_timed, int(count[NEXT_TIMED])),
@@ -1475,15 +1401,15 @@ def _doubts(timed: _Timed, first: int, end: int) -> list[tuple[int, int]]:
 
 
 def _no_pages() -> I64:
-    return np.zeros((PAGE_COLUMNS, 1 << 10), np.int64)
+    return np.zeros((1 << 10, PAGE_COLUMNS), np.int64)
 
 
 def with_room(pages: I64, used: int, wanted: int) -> I64:
-    """Columns that have room for more, which are 0; what was never used costs nothing."""
-    if used + wanted <= pages.shape[1]:
+    """Rows that have room for more, which are 0; what was never used costs nothing."""
+    if used + wanted <= pages.shape[0]:
         return pages
-    new = np.zeros((PAGE_COLUMNS, 4 * pages.shape[1] + wanted), np.int64)
-    new[:, :used] = pages[:, :used]
+    new = np.zeros((4 * pages.shape[0] + wanted, PAGE_COLUMNS), np.int64)
+    new[:used] = pages[:used]
     return new
 
 
@@ -1514,9 +1440,9 @@ def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int)
 
 
 def _add(pages: I64, counts: list[Counts]) -> None:
-    for page, misses, last_ticks in counts:
-        np.add.at(pages[P_MISSES], page, misses)
-        np.maximum.at(pages[P_LAST], page, last_ticks)
+    for row, misses, last_ticks in counts:
+        np.add.at(pages[:, P_MISSES], row, misses)
+        np.maximum.at(pages[:, P_LAST], row, last_ticks)
 
 
 def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:
@@ -1527,7 +1453,7 @@ def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:
     keep = min(HELD_BACK, used)
     leaving = used - keep
     new = held if keep + wanted <= held.time.size else _hold_none(2 * HELD_BACK + 2 * wanted)
-    for name in ("record", "time", "page", "kind", "previous", "stored"):
+    for name in ("record", "time", "row", "kind", "previous", "stored"):
         getattr(new, name)[:keep] = getattr(held, name)[leaving:used]
     new.first[0] = held.first[0] + leaving
     return new

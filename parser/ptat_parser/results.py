@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,15 @@ from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
+from ptat_parser.forked import can_fork
 from ptat_parser.jit import Integer, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
 from ptat_parser.parquet import Column, Text, Writer
-from ptat_parser.replay import Records, Replay, Replayer, Span
+from ptat_parser.replay import Records, Replayer, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
+from ptat_parser.spans import Replay
 from ptat_parser.survey import Progress, Survey, no_progress, survey
 
 if TYPE_CHECKING:  # parsing does without, and starts the sooner
@@ -45,7 +48,9 @@ if TYPE_CHECKING:  # parsing does without, and starts the sooner
 I64 = npt.NDArray[np.int64]
 
 FORMAT = "ptat-results"
-VERSION = 4
+VERSION = 5
+
+_NO_ROW = np.iinfo(np.uint32).max
 
 WAITING = "waiting for who parses it already"
 
@@ -66,23 +71,52 @@ class Results:
         return self.session.results_path
 
     def pages(self) -> pa.Table:
-        """``pages.parquet``: one row for each page, row number = page number."""
-        import pyarrow.parquet as pq
-
-        with storage.opened(self.path / "pages.parquet") as file:
-            return pq.read_table(file)
+        """``pages.parquet``: one row for each page; `page` is the row's index."""
+        stored = self._stored_pages()
+        row = np.arange(len(stored), dtype=np.uint32)
+        return stored.set_column(stored.schema.get_field_index("page"), "page", [row])
 
     def misses(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-        """Misses in bus order, in batches: time (ns of kernel time) and page number."""
+        """Misses in bus order, in batches: time (ns of kernel time) and page: its row."""
         for batch in self._batches("misses"):
-            yield batch["time"].to_numpy(), batch["page"].to_numpy()
+            yield batch["time"].to_numpy(), self.row_of(batch["page"].to_numpy())
 
     def others(
         self,
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint8]]]:
-        """Walks that faulted and reads of non-leaf entries: time, page number, kind."""
+        """Walks that faulted and reads of non-leaf entries: time, page, kind."""
         for batch in self._batches("other"):
-            yield batch["time"].to_numpy(), batch["page"].to_numpy(), batch["kind"].to_numpy()
+            page = self.row_of(batch["page"].to_numpy())
+            yield batch["time"].to_numpy(), page, batch["kind"].to_numpy()
+
+    @cached_property
+    def page_numbers(self) -> npt.NDArray[np.uint32]:
+        """The number, in the files of reads, of each row's page; ascending."""
+        numbers: npt.NDArray[np.uint32] = self._stored_pages()["page"].to_numpy()
+        return numbers
+
+    def row_of(self, number: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+        """The rows of pages, given their numbers in the files."""
+        rows = self._row_of_number.take(number, mode="clip")
+        if rows.max(initial=0) == _NO_ROW:
+            raise BadInput(
+                f"{self.path}: pages.parquet does not know a page of the reads",
+                "the results are damaged: run ptat parse again",
+            )
+        return rows
+
+    @cached_property
+    def _row_of_number(self) -> npt.NDArray[np.uint32]:
+        numbers = self.page_numbers
+        rows = np.full(int(numbers.max(initial=0)) + 2, _NO_ROW, np.uint32)
+        rows[numbers] = np.arange(numbers.size)
+        return rows
+
+    def _stored_pages(self) -> pa.Table:
+        import pyarrow.parquet as pq
+
+        with storage.opened(self.path / "pages.parquet") as file:
+            return pq.read_table(file)
 
     def _batches(self, name: str) -> Iterator[pa.RecordBatch]:
         import pyarrow.parquet as pq
@@ -110,11 +144,10 @@ def parse(
     """Parse a session and write its ``results/``, replacing older ones.
 
     `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
-    only ``pages.parquet`` and ``summary.json``. `workers` threads, or the workers of the Dask
+    only ``pages.parquet`` and ``summary.json``. `workers` processes, or the workers of the Dask
     cluster whose scheduler is at `address`, share the work, which makes no difference to what is
-    written: up to `STAGES` threads read, replay and write, more than that replay spans. Who parses
-    the session already is waited for. Raises `PtatError` where the input is missing or damaged, or
-    the disk full.
+    written. Who parses the session already is waited for. Raises `PtatError` where the input is
+    missing or damaged, or the disk full.
     """
     session = Session(directory)
     try:
@@ -171,10 +204,10 @@ def _parse_into(
     log = kernel_log.read_kernel_log(session.kernel_path)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
-    if workers > 1 and isinstance(reader, BusReader) and reader.file < 0:
+    if workers > 1 and isinstance(reader, BusReader) and not can_fork(reader.path):
         reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
     entry_stores = EntryStores(session, log)
-    found = survey(reader, session.region, progress, entry_stores)
+    found = survey(reader, session.region, progress, entry_stores, workers)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
         if session.complete and not there:
             if not salvage:
@@ -217,25 +250,21 @@ def _parse_into(
         losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
     )
     cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz)
-    starts = [span.first_access for span in cut]
-    in_turn = not address and (workers == 1 or (workers <= STAGES and replayer.goes_on))
+    in_turn = not address and (workers == 1 or len(cut) == 1 or not can_fork(reader.path))
     if isinstance(reader, BusReader) and not in_turn:
         reader.ahead = None
     make_output: spans.MakeOutput = _make_nothing
     if not counts_only:
         for name in ("misses", "other"):
             (directory / name).mkdir()
-        # Where spans are replayed in turn, reads are written as soon as they are settled.
-        in_whole = not (in_turn and replayer.goes_on)
-        rows = int(np.diff([*starts, found.accesses]).max()) if in_whole else 0
         behind = threads.enter_context(ThreadPoolExecutor(1)) if in_turn and workers > 1 else None
-        make_output = _MakeOutput(directory, fitted, rows, behind)
+        make_output = _MakeOutput(directory, fitted, behind)
     if address:
         done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
     elif in_turn:
         done = spans.replay_here(replayer, reader, cut, make_output, progress)
     else:
-        done = spans.replay_in_threads(workers, replayer, reader, cut, make_output, progress)
+        done = spans.replay_in_processes(workers, replayer, reader, cut, make_output, progress)
     pages = _pages(done, fitted, session.board.granularity_bytes // 8)
     _write_pages(pages, done.rpt.mms, directory / "pages.parquet")
     summary = _summary(session, found, log, placement, fitted, done, pages, faults)
@@ -250,9 +279,8 @@ def _make_nothing(_: Span) -> None:
 @jit
 def _take_misses(
     time: npt.NDArray[np.uint64],
-    local: npt.NDArray[np.uint32],
+    number: npt.NDArray[np.uint32],
     kind: npt.NDArray[np.uint8],
-    numbers: npt.NDArray[np.uint32],
     origin_ticks: Integer,
     origin_ns: Integer,
     ns_per_tick: float,
@@ -261,17 +289,13 @@ def _take_misses(
 ) -> Integer:
     """Fill `time_ns` and `page` with the misses among records; return how many there are.
 
-    Times are those of `Clock.to_ns`; without `numbers`, those of `local` are the pages'.
+    Times are those of `Clock.to_ns`.
     """
     others = 0
     for i in range(time.size):  # many at a time
         time_ns[i] = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
         others += kind[i] != replaying.MISS
-    if numbers.size:
-        for i in range(time.size):
-            page[i] = numbers[local[i]]
-    else:
-        page[: time.size] = local
+    page[: time.size] = number
     if not others:
         return time.size
     n = 0
@@ -282,32 +306,27 @@ def _take_misses(
     return n
 
 
-STAGES = 3
-"""Of a parse, which so many threads do at once: to read, to replay and to write."""
-
-_ROOM_ALONE, _ROOM_BEHIND = 64, 16
+_ROOM_ALONE, _ROOM_BEHIND = 16, 16
 """Chunks that records have room for. Writing takes a core's cache from what is counted, unless
 another core writes, which then has the less left at the end.
 """
 
-_THE_SAME = np.empty(0, np.uint32)
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
 _OTHERS = [*_MISSES, Column("kind", np.uint8)]
 
 
 @dataclass(frozen=True)
 class _MakeOutput:
-    """Makes the files of a span in `directory`, and records for so many `rows`."""
+    """Makes the files of a span in `directory`."""
 
     directory: Path
     fitted: Clock
-    rows: int
     behind: Executor | None = None
     """Writes settled reads while the replay goes on; one thread, for the files have an order."""
     free: list[Records] = field(default_factory=list)
 
     def __call__(self, span: Span) -> _Output:
-        return _Output(self, span.number, self.records(self.rows, self.rows))
+        return _Output(self, span.number, self.records(0, 0))
 
     def records(self, least: int, rows: int) -> Records:
         """Records for `least` rows, used before, or new ones for `rows`."""
@@ -329,17 +348,11 @@ class _Output:
 
     def __init__(self, made_by: _MakeOutput, number: int, records: Records) -> None:
         self.records = records
-        self.rows = 0
         self._made_by = made_by
         self._number = number
         self._files: list[Writer] = []
         self._open: contextlib.ExitStack | None = None
         self._writing: Future[Records] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        time, page, kind = self.records
-        used = Records(time[: self.rows], page[: self.rows], kind[: self.rows])
-        return self.__dict__ | {"records": used}
 
     def __enter__(self) -> _Output:
         self._open = contextlib.ExitStack()
@@ -364,7 +377,7 @@ class _Output:
     def make_room(self, used: int, settled: int, wanted: int) -> Records:
         """Write the first `settled` rows and move the others, up to `used`, to the front."""
         left, old = used - settled, self.records
-        self._hand_on(settled, None)
+        self._hand_on(settled)
         if self._writing or left + wanted > old.kind.size:
             chunks = _ROOM_BEHIND if self._made_by.behind else _ROOM_ALONE
             self.records = self._made_by.records(left + wanted, left + chunks * wanted)
@@ -372,18 +385,18 @@ class _Output:
             getattr(self.records, name)[:left] = getattr(old, name)[settled:used]
         return self.records
 
-    def write(self, numbers: npt.NDArray[np.uint32] | None) -> None:
-        """Write them, with the numbers that the span's pages have in the whole; None: the same."""
-        self._hand_on(self.rows, numbers)
+    def write(self, rows: int) -> None:
+        """Write the first so many rows, which are the last of the span."""
+        self._hand_on(rows)
         self._wait()
 
-    def _hand_on(self, rows: int, numbers: npt.NDArray[np.uint32] | None) -> None:
+    def _hand_on(self, rows: int) -> None:
         """Have the first `rows` written: at once, or behind, where they are used until then."""
         self._wait()
         if behind := self._made_by.behind:
-            self._writing = behind.submit(self._write, self.records, rows, numbers)
+            self._writing = behind.submit(self._write, self.records, rows)
         else:
-            self._write(self.records, rows, numbers)
+            self._write(self.records, rows)
 
     def _wait(self) -> None:
         if self._writing:
@@ -391,9 +404,7 @@ class _Output:
             if written is not self.records:
                 self._made_by.free.append(written)
 
-    def _write(
-        self, records: Records, rows: int, numbers: npt.NDArray[np.uint32] | None
-    ) -> Records:
+    def _write(self, records: Records, rows: int) -> Records:
         fitted = self._made_by.fitted
         misses, others = self._files
         start = 0
@@ -402,19 +413,13 @@ class _Output:
             at = slice(start, min(start + page.size, rows))
             n = _take_misses(
                 records.time[at], records.page[at], records.kind[at],
-                _THE_SAME if numbers is None else numbers,
                 np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick,
                 time_ns, page,
             )  # fmt: skip
             misses.filled(n)
             if n < at.stop - start:
                 of = start + np.flatnonzero(records.kind[at] != replaying.MISS)
-                local = records.page[of]
-                others.write(
-                    fitted.to_ns(records.time[of]),
-                    local if numbers is None else numbers[local],
-                    records.kind[of],
-                )
+                others.write(fitted.to_ns(records.time[of]), records.page[of], records.kind[of])
             start = at.stop
         return records
 
@@ -441,26 +446,21 @@ Pages = dict[str, npt.NDArray[Any]]
 
 def _pages(done: Replay, fitted: Clock, line: int) -> Pages:
     rpt, columns = done.rpt, done.pages
-    ranges = columns[quick.P_RANGE]
+    # See `quick.page_number`.
+    entries, span = np.divmod(columns[quick.P_PAGE], line)
+    ranges, entry = np.divmod(entries, ENTRIES)
     level = np.array([r.level for r in rpt.ranges] or [1], np.int64)
     of_range = np.array([r.mm for r in rpt.ranges] or [0], np.uint32)
     base = np.array([r.base for r in rpt.ranges] or [0], np.uint64)[ranges]
     shift = np.where(level == 1, ENTRY_SHIFT[1], ENTRY_SHIFT[2])
-
-    bits = columns[quick.P_CANDIDATES]
-    everything = (1 << line) - 1
-    lowest = np.array([(b & -b).bit_length() - 1 if b else 0 for b in range(everything + 1)])
-    highest = np.array([b.bit_length() - 1 if b else line - 1 for b in range(everything + 1)])
-    first = lowest[bits]
-    entry = columns[quick.P_ENTRY] + first
     return {
-        "page": np.arange(columns.shape[1], dtype=np.uint32),
+        "page": columns[quick.P_PAGE].astype(np.uint32),
         "mm": _of_mm(rpt.mms, "id", np.uint64)[of_range][ranges],
         "tgid": _of_mm(rpt.mms, "tgid", np.int32)[of_range][ranges],
         "comm": of_range[ranges],
         "vaddr": base + (entry << shift[ranges]).astype(np.uint64),
         "page_size_bytes": (np.int64(1) << shift)[ranges],
-        "span": (highest[bits] - first + 1).astype(np.uint8),
+        "span": (span + 1).astype(np.uint8),
         "misses": columns[quick.P_MISSES],
         "faulted": columns[quick.P_FAULTED],
         "stores": columns[quick.P_STORES],

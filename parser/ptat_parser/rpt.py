@@ -68,9 +68,9 @@ class Range(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Numbers of pages, misses of each, and when the last read of it was (ticks)."""
+    """Rows of pages, misses of each, and when the last read of it was (ticks)."""
 
-    page: npt.NDArray[np.uint32]
+    row: npt.NDArray[np.uint32]
     misses: npt.NDArray[np.int64]
     last_ticks: npt.NDArray[np.int64]
 
@@ -84,17 +84,15 @@ class Tables(NamedTuple):
     fault event to come is about, else `NO_SLOT`. For each frame: `range_of_frame` (int32) and
     `parent_slot` (int64), -1 for none. For each range: `page_of_range` (int32), the region's page
     that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
-    fault events to come are about it; `number_of` (uint32, 512 elements), the number of each
-    entry's page, or 0, where a bus address stands for one entry. For each slot its `state`; the
-    state that a store will bring (`pending`); reads that faulted and whose event has not come yet
-    (`owed`), and when the last of them was (`owed_ticks`, uint64); whether its entry is `mapped`
-    (else uint8); and the number of its `page` (uint32).
+    fault events to come are about it; `row_of` (uint32, for each page number that it can have), the
+    page's row in what a replay counts, or 0. For each slot its `state`; the state that a store will
+    bring (`pending`); reads that faulted and whose event has not come yet (`owed`), and when the
+    last of them was (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
 
-    Of a PTE slot whose reads are known to be misses of its page, their number is the sum of
-    `counted` (uint16, 1 … `COUNTED_MAX`; 0 of others) and `carried` (uint32). Of `recent` (uint32)
-    it has `Rpt.recent_each` elements: when the last of them was, in ticks after `Rpt.epoch_ticks`,
-    and, where that is 2, the number of its page again, for a cache line to have both. `last_read`
-    (uint32) is the last watched read of the slot that was a miss.
+    Of a PTE slot whose reads are known to be misses of its page, which has a row, their number is
+    the sum of `counted` (uint16, 1 … `COUNTED_MAX`; 0 of others) and `carried` (uint32), and the
+    last of them was `recent` (uint32) ticks after `Rpt.epoch_ticks`. `last_read` (uint32) is the
+    last watched read of the slot that was a miss.
     """
 
     level: npt.NDArray[np.uint8]
@@ -106,12 +104,11 @@ class Tables(NamedTuple):
     page_of_range: npt.NDArray[np.int32]
     last_page: npt.NDArray[np.int32]
     watched: npt.NDArray[np.int32]
-    number_of: npt.NDArray[np.uint32]
+    row_of: npt.NDArray[np.uint32]
     pending: npt.NDArray[np.uint8]
     owed: npt.NDArray[np.uint8]
     owed_ticks: npt.NDArray[np.uint64]
     mapped: npt.NDArray[np.uint8]
-    page: npt.NDArray[np.uint32]
     state: npt.NDArray[np.uint8]
     counted: npt.NDArray[np.uint16]
     carried: npt.NDArray[np.uint32]
@@ -128,25 +125,28 @@ EPOCH_TICKS = (1 << 32) - 1
 """So long `Tables.recent` can tell times."""
 
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
-_OF_READS = ("page", "counted", "carried", "recent", *_OF_FAULTS)
-_PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
-_PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "number_of": 0}
+_COUNTS = ("counted", "carried", "recent")
+_PER_SLOT = ("state", "pending", "mapped", *_COUNTS, *_OF_FAULTS)
+_PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "row_of": 0}
 _FRAMES = 64
-_RECENT_MAX = 2
+_PAGES_MAX = 1 << 32
 
 
 @dataclass
 class Rpt:
-    """The reverse page table of a region of `size_bytes` at physical `base`."""
+    """The reverse page table of a region of `size_bytes` at physical `base`.
+
+    `line`: entries that one bus address stands for.
+    """
 
     base: int
     size_bytes: int
+    line: int = 1
     mms: list[Mm] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     user_markers: list[tuple[int, int]] = field(default_factory=list)
     inconsistent: int = 0
     epoch_ticks: int = 0
-    recent_each: int = 1
 
     def __post_init__(self) -> None:
         pages = self.size_bytes >> PAGE_SHIFT
@@ -155,13 +155,10 @@ class Rpt:
         self._frames = 1
         self._child: dict[int, int] = {}  # slot → page of the region linked there
         self._slot_outside: dict[int, int] = {}  # page of the region → slot_pa, if outside of it
-        self._frame_of_range: dict[int, int] = {}  # the last that served it, perhaps still does
         # Since the last loss: slots of PMD entries about to change, pages that got a table.
         self._announced: set[int] = set()
         self._handed_out: set[int] = set()
         self._retired: list[Counts] = []
-        # Page numbers of a range's entries while no page of the region serves it.
-        self._parked: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]] = {}
         self.tables = Tables(
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),
@@ -172,16 +169,15 @@ class Rpt:
             page_of_range=np.full(_FRAMES, -1, np.int32),
             last_page=np.full(_FRAMES, -1, np.int32),
             watched=np.zeros(_FRAMES, np.int32),
-            number_of=np.zeros(_FRAMES * ENTRIES, np.uint32),
+            row_of=np.zeros(_FRAMES * ENTRIES * self.line, np.uint32),
             pending=np.zeros(_FRAMES * ENTRIES, np.uint8),
             owed=np.zeros(_FRAMES * ENTRIES, np.uint8),
             owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
             mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
             state=np.zeros(_FRAMES * ENTRIES, np.uint8),
-            page=np.zeros(_FRAMES * ENTRIES, np.uint32),
             counted=np.zeros(_FRAMES * ENTRIES, np.uint16),
             carried=np.zeros(_FRAMES * ENTRIES, np.uint32),
-            recent=np.zeros(_FRAMES * ENTRIES * _RECENT_MAX, np.uint32),
+            recent=np.zeros(_FRAMES * ENTRIES, np.uint32),
             last_read=np.zeros(_FRAMES * ENTRIES, np.uint32),
         )
 
@@ -197,6 +193,12 @@ class Rpt:
         key = Range(mm, base, level)
         index = self._range_index.setdefault(key, len(self.ranges))
         if index == len(self.ranges):
+            if (index + 1) * ENTRIES * self.line > _PAGES_MAX:
+                raise ParseError(
+                    f"the session has more than {index} tables of different addresses, the most"
+                    " whose pages have numbers",
+                    "record a shorter time, or fewer processes",
+                )
             self.ranges.append(key)
             if index >= self.tables.page_of_range.size:
                 for name, fill in _PER_RANGE.items():
@@ -369,59 +371,41 @@ class Rpt:
         old = int(t.range_of_frame[frame])
         t.page_of_range[range_] = t.last_page[range_] = page
         if old != range_:
-            numbers = t.page[self._slots(page)]
+            slots = self._slots(page)
             if old >= 0:
-                self._retire(self._slots(page))
+                self._retire(slots)
                 if t.page_of_range[old] == page:
                     t.page_of_range[old] = -1
-                used = np.flatnonzero(numbers)
-                if used.size:
-                    self._park(old, used, numbers[used])
-            numbers[:] = 0
-            t.last_read[self._slots(page)] = 0
-            if range_ in self._parked:
-                index, values = self._parked[range_]
-                numbers[index] = values
-            former = self._frame_of_range.get(range_)
-            if former is not None and t.range_of_frame[former] == range_:
-                numbers[:] = t.page[former * ENTRIES : (former + 1) * ENTRIES]
-            self._frame_of_range[range_] = frame
+                t.last_read[slots] = 0
             t.range_of_frame[frame] = range_
         quick = t.level[page] == 1 and not t.watched[range_]
         t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
 
-    def restart(self, keep_counts: bool = False, records: bool = False) -> None:
-        """Forget what reads left behind: faults that are owed, numbers of pages and counts.
-
-        With `keep_counts`, not the latter two. `records`: the numbers of pages will be wanted for
-        each read, as for the reads counted before.
-        """
+    def restart(self) -> None:
+        """Forget what fault events wait for, as before a span."""
         t = self.tables
-        self.recent_each = _RECENT_MAX if records else 1
-        for name in _OF_FAULTS if keep_counts else _OF_READS:
+        for name in _OF_FAULTS:
             getattr(t, name)[:] = 0
         t.watched[:] = 0
         first_slot = t.frame.astype(np.int64) * ENTRIES
         t.quick_slot[:-1] = np.where(t.level == 1, first_slot, NO_SLOT)
-        if not keep_counts:
-            t.number_of[:] = 0
-            self._parked.clear()
-            self._retired.clear()
-            self.epoch_ticks = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what `restart` forgets."""
-        small = {name: getattr(self.tables, name)[:0] for name in (*_OF_READS, "number_of")}
-        tables = self.tables._replace(**small)
-        return self.__dict__ | {"tables": tables, "_parked": {}, "_retired": []}
+        """Without what reads left behind."""
+        names = (*_COUNTS, *_OF_FAULTS, "row_of")
+        small = {name: getattr(self.tables, name)[:0] for name in names}
+        return self.__dict__ | {"tables": self.tables._replace(**small), "_retired": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
         slots = self.tables.state.size
-        empty = {name: np.zeros(slots, getattr(self.tables, name).dtype) for name in _OF_READS}
-        empty["recent"] = np.zeros(slots * _RECENT_MAX, np.uint32)
-        number_of = np.zeros(self.tables.page_of_range.size * ENTRIES, np.uint32)
-        self.tables = self.tables._replace(**empty, number_of=number_of)
+        nothing = {
+            name: np.zeros(slots, getattr(self.tables, name).dtype)
+            for name in (*_COUNTS, *_OF_FAULTS)
+        }
+        pages = self.tables.page_of_range.size * ENTRIES * self.line
+        row_of = np.zeros(pages, np.uint32)
+        self.tables = self.tables._replace(**nothing, row_of=row_of)
 
     def counts(self) -> list[Counts]:
         """What was counted since the last call of slots that are now of other pages."""
@@ -435,24 +419,15 @@ class Rpt:
 
     def _retire(self, slots: slice) -> None:
         t = self.tables
-        used = slots.start + np.flatnonzero(t.counted[slots])
+        used = np.flatnonzero(t.counted[slots])
         if used.size:
+            range_ = int(t.range_of_frame[slots.start // ENTRIES])
+            page = (range_ * ENTRIES + used + 1) * self.line - 1
+            used += slots.start
             misses = t.counted[used].astype(np.int64) + t.carried[used]
-            last_ticks = t.recent[used * self.recent_each] + np.int64(self.epoch_ticks)
-            self._retired.append(Counts(t.page[used], misses, last_ticks))
+            last_ticks = t.recent[used] + np.int64(self.epoch_ticks)
+            self._retired.append(Counts(t.row_of[page], misses, last_ticks))
             t.counted[slots] = t.carried[slots] = 0
-
-    def _park(
-        self, range_: int, index: npt.NDArray[np.int64], values: npt.NDArray[np.uint32]
-    ) -> None:
-        if range_ in self._parked:  # two pages of the region served it: keep what either knew
-            known = np.zeros(ENTRIES, np.uint32)
-            old_index, old_values = self._parked[range_]
-            known[index] = values
-            known[old_index] = old_values
-            index = np.flatnonzero(known)
-            values = known[index]
-        self._parked[range_] = index, values
 
     def _free(self, page: int) -> None:
         frame = int(self.tables.frame[page])

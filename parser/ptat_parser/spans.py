@@ -7,21 +7,20 @@ bring about. So spans can be replayed anywhere and in any order. Fault events ar
 reads of their own span, so spans are cut where no fault is near; what is learned about the
 times between events and reads is learned anew in each.
 
-Where the cuts are follows from the capture alone, and pages are numbered in the order of the
-spans: the results are the same, byte by byte, whoever replays the spans.
+Where the cuts are follows from the capture alone, and pages have the numbers that the tables give
+them: the results are the same, byte by byte, whoever replays the spans.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import multiprocessing
+import os
 import pickle
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,18 +28,21 @@ import numpy.typing as npt
 from ptat_parser import quick
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
-from ptat_parser.jit import Integer, inlined, jit
+from ptat_parser.forked import Forked
 from ptat_parser.merge import Reader
-from ptat_parser.replay import Records, Replay, Replayer, Span, with_room
-from ptat_parser.rpt import ENTRIES, Rpt
+from ptat_parser.replay import Part, Records, Replayer, Span
+from ptat_parser.rpt import Rpt
 from ptat_parser.survey import FirstAccess, Progress, Survey, no_progress
 
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+
 I64 = npt.NDArray[np.int64]
-U32 = npt.NDArray[np.uint32]
+Packed: TypeAlias = list[tuple[int, npt.NDArray[Any]]]
 U64 = npt.NDArray[np.uint64]
 
 SPAN_ACCESSES = 1 << 24
-"""About so many are in a span: its reads, 13 bytes each, are held until its pages have numbers."""
+"""About so many are in a span."""
 
 QUIET_S = 1e-3
 """So far from a fault event a cut should be."""
@@ -103,6 +105,21 @@ def _cuts(chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int) 
     return cuts
 
 
+@dataclass
+class Replay:
+    """A finished replay; its columns are `replay.Part`'s.
+
+    `pages` has a column for each page that was read, in the order of their numbers; its rows are
+    `quick.P_PAGE` …
+    """
+
+    rpt: Rpt
+    pages: I64
+    counters: I64
+    unexplained: list[tuple[int, int, str]]
+    doubts: list[tuple[int, int]]
+
+
 class Joined:
     """What the spans gave, joined in their order."""
 
@@ -111,23 +128,9 @@ class Joined:
         self._counters = np.zeros(replaying.COUNTERS, np.int64)
         self._unexplained: list[tuple[int, int, str]] = []
         self._doubts: list[tuple[int, int]] = []
-        self._used = 0
-        self._rows = np.zeros((quick.PAGE_COLUMNS, 1 << 10), np.int64)
-        self._number_of = np.zeros((1 << 6, ENTRIES), np.uint32)  # of each range's entries, from 1
-        # Of lines whose misses stand for several pages: number by candidates, in order of use.
-        self._lines: dict[int, dict[int, int]] = {}
 
-    def add(self, part: Replay) -> U32:
-        """Join the next span; return the numbers that its pages have in the whole, from 0."""
-        self._add_counters(part)
-        return self._add_pages(part.pages)
-
-    def go_on(self, part: Replay) -> None:
-        """Join the next span, which went on with the pages of those before."""
-        self._add_counters(part)
-        self._rows, self._used = part.pages, part.pages.shape[1]
-
-    def _add_counters(self, part: Replay) -> None:
+    def add(self, part: Part) -> None:
+        """Join the next span."""
         pending = int(self._counters[replaying.WALK_PMD]) if self._spans else -1
         first = int(part.counters[replaying.FIRST_READ])
         for counter in _ADDED:
@@ -142,119 +145,20 @@ class Joined:
         self._unexplained += part.unexplained[: replaying.EXAMPLES - len(self._unexplained)]
         self._doubts += part.doubts
 
-    def _add_pages(self, pages: I64) -> U32:
-        ranges, entries = pages[quick.P_RANGE], pages[quick.P_ENTRY]
-        while len(self._number_of) <= ranges.max(initial=0):
-            self._number_of = np.concatenate([self._number_of, np.zeros_like(self._number_of)])
-        self._rows = with_room(self._rows, self._used, ranges.size)
-        start = self._used
-        numbers = np.full(ranges.size, -1, np.int64)
-
-        # Most pages are all there is of a line, or of what is known of it.
-        bits = pages[quick.P_CANDIDATES]
-        lines = np.zeros(ranges.size, np.bool_)
-        if self._lines or bits.any():
-            key = ranges * ENTRIES + entries
-            lines = np.isin(key, key[bits != 0]) | np.isin(key, list(self._lines))
-        in_order = np.argsort(pages[quick.P_ORDER], kind="stable")
-        self._used = _join(pages, in_order, lines, self._number_of, self._rows, start, numbers)
-        for i in in_order[lines[in_order]].tolist():
-            if pages[quick.P_FIRST, i] >= 0 or int(key[i]) in self._lines:
-                numbers[i] = self._of_line(int(key[i]), int(bits[i]), pages, i)
-                _add_line(self._rows, numbers[i], pages, i, numbers[i] >= start)
-        return numbers.astype(np.uint32)
-
-    def _of_line(self, key: int, bits: int, pages: I64, i: int) -> int:
-        """Number of the page of a line that stands for these candidates; 0: not known which."""
-        line = self._lines.get(key)
-        if line is None:
-            number = int(self._number_of[key // ENTRIES, key % ENTRIES])
-            line = self._lines[key] = {0: number - 1} if number else {}
-        if bits == 0 and line:
-            return next(reversed(line.values()))
-        if bits not in line:
-            if 0 in line:  # the first of its misses tells
-                line[bits] = line.pop(0)
-                self._rows[quick.P_CANDIDATES, line[bits]] = bits
-            else:
-                line[bits] = self._used
-                _begin(self._rows, self._used, pages, i)
-                self._used += 1
-        return line[bits]
-
-    def whole(self, rpt: Rpt) -> Replay:
-        """All of it, as one replay gives it."""
+    def whole(self, replayer: Replayer) -> Replay:
+        """All of it, with the tables and pages of who has passed all spans."""
         return Replay(
-            rpt, self._rows[:, : self._used], self._counters, self._unexplained, self._doubts
+            replayer.rpt, replayer.pages(), self._counters, self._unexplained, self._doubts
         )
 
 
-@inlined
-def _begin(rows: I64, number: Integer, pages: I64, i: Integer) -> None:
-    """Begin a row for a span's page."""
-    rows[quick.P_FIRST, number] = pages[quick.P_FIRST, i]
-    rows[quick.P_RANGE, number] = pages[quick.P_RANGE, i]
-    rows[quick.P_ENTRY, number] = pages[quick.P_ENTRY, i]
-    rows[quick.P_CANDIDATES, number] = pages[quick.P_CANDIDATES, i]
-
-
-@inlined
-def _add(rows: I64, number: Integer, pages: I64, i: Integer, is_new: Integer) -> None:
-    """Add what was counted of a span's page; what is not touched need not come from memory."""
-    rows[quick.P_MISSES, number] += pages[quick.P_MISSES, i]
-    rows[quick.P_LAST, number] = max(rows[quick.P_LAST, number], pages[quick.P_LAST, i])
-    if pages[quick.P_FAULTED, i]:
-        rows[quick.P_FAULTED, number] += pages[quick.P_FAULTED, i]
-    stores = pages[quick.P_STORES, i] + (0 if is_new else pages[quick.P_EARLY, i])
-    if stores:
-        rows[quick.P_STORES, number] += stores
-
-
-@jit
-def _add_line(rows: I64, number: Integer, pages: I64, i: Integer, is_new: Integer) -> None:
-    _add(rows, number, pages, i, is_new)
-
-
-@jit
-def _join(
-    pages: I64,
-    in_order: I64,
-    lines: npt.NDArray[np.bool_],
-    number_of: U32,
-    rows: I64,
-    start: Integer,
-    numbers: I64,
-) -> Integer:
-    """Find the rows of a span's pages that are not `lines`, and add to them what was counted.
-
-    Those from `start` on are new. Returns how many rows are used then.
-    """
-    used = start
-    ranges, entries, firsts = pages[quick.P_RANGE], pages[quick.P_ENTRY], pages[quick.P_FIRST]
-    for i in in_order:
-        if lines[i]:
-            continue
-        number = np.int64(number_of[ranges[i], entries[i]]) - 1
-        if number < 0:
-            if firsts[i] < 0:
-                continue
-            number = used
-            _begin(rows, used, pages, i)
-            used += 1
-            number_of[ranges[i], entries[i]] = used
-        numbers[i] = number
-        _add(rows, number, pages, i, number >= start)
-    return used
-
-
 class Output(Protocol):
-    """Where the reads of one span go: to `records`, of which `rows` are used then.
+    """Where the reads of one span go: to `records`.
 
     A context manager: what is written is whole when it is left without error.
     """
 
     records: Records
-    rows: int
 
     def __enter__(self) -> object:
         """Begin to write."""
@@ -268,13 +172,13 @@ class Output(Protocol):
         """Write the end."""
 
     def make_room(self, used: int, settled: int, wanted: int) -> Records:
-        """Write those of the `used` first rows that are `settled`, whose pages have their numbers.
+        """Write those of the `used` first rows that are `settled`.
 
         Returns records that have the others first, and room for `wanted` more.
         """
 
-    def write(self, numbers: U32 | None) -> None:
-        """Write them, with the numbers that the span's pages have in the whole; None: the same."""
+    def write(self, rows: int) -> None:
+        """Write the first so many rows, which are the last of the span."""
 
 
 MakeOutput = Callable[[Span], Output | None]
@@ -290,35 +194,25 @@ def replay_here(
 ) -> Replay:
     """Replay the spans one after the other."""
     joined = Joined()
-    go_on = replayer.goes_on
+    progress = _of_all(progress, reader)
     for span in spans:
-        output = make_output(span)
-        with output or contextlib.nullcontext():
-            part = _replay(replayer, _part(reader, spans, span), span, output, progress, go_on)
-            numbers = None
-            if go_on:
-                joined.go_on(part)
-            else:
-                numbers = joined.add(part)
-            if output:
-                output.write(numbers)
-    return joined.whole(replayer.rpt)
+        joined.add(_replay(replayer, _part(reader, spans, span), span, make_output, progress))
+    return joined.whole(replayer)
 
 
 def _replay(
     replayer: Replayer,
     reader: Reader,
     span: Span,
-    output: Output | None,
+    make_output: MakeOutput,
     progress: Progress = no_progress,
-    go_on: bool = False,
-) -> Replay:
-    records = output.records if output else None
-    make_room = output.make_room if output and go_on else None
-    part = replayer.run(reader, span, records, progress, go_on, make_room)
-    if output:
-        count = part.counters
-        output.rows = int(count[replaying.N_OUTPUT] - count[replaying.FIRST_ROW])
+) -> Part:
+    output = make_output(span)
+    if not output:
+        return replayer.run(reader, span, None, progress)
+    with output:
+        part = replayer.run(reader, span, output.records, progress, output.make_room)
+        output.write(int(part.counters[replaying.N_OUTPUT] - part.counters[replaying.FIRST_ROW]))
     return part
 
 
@@ -330,39 +224,76 @@ def _part(reader: Reader, spans: list[Span], span: Span) -> Reader:
 
 # Side by side -------------------------------------------------------------------------------------
 
+AHEAD = 2
+"""Spans that each worker of a cluster is given at a time."""
 
-def replay_in_threads(
-    threads: int,
+
+def replay_in_processes(
+    workers: int,
     replayer: Replayer,
     reader: Reader,
     spans: list[Span],
     make_output: MakeOutput,
     progress: Progress = no_progress,
 ) -> Replay:
-    """Replay so many spans at a time, in threads: what is compiled runs side by side.
+    """Replay the spans in so many processes, of which this is one.
 
-    Threads start at once, and nothing needs to be sent to them, as it needs to processes.
+    Forked ones start at once, and have all that is here. Threads would do, too, but for Python's
+    lock, which they hand on so often that two are hardly faster than one.
     """
+    claimed = multiprocessing.get_context("fork").Value("q", 0)
+    progress = _of_all(progress, reader)
+
+    def work() -> tuple[dict[int, Part], I64]:
+        parts = _replay_claimed(claimed, replayer, reader, spans, make_output)
+        return parts, replayer.take_rows()
+
+    with contextlib.ExitStack() as stack:
+        others: list[Forked[tuple[dict[int, Part], I64]]] = []
+        for _ in range(min(workers, len(spans)) - 1):
+            others.append(stack.enter_context(Forked(work, others)))
+        parts = _replay_claimed(claimed, replayer, reader, spans, make_output, progress)
+        for span in spans[max(parts, default=-1) + 1 :]:
+            replayer.skip(_part(reader, spans, span), span)
+        for other in others:
+            theirs, rows = other.result()
+            parts |= theirs
+            replayer.add_rows(rows)
     joined = Joined()
-    waiting = jobs(replayer, reader, spans)
-    replayed: deque[Future[tuple[Replay, Output | None]]] = deque()
-    written: dict[Future[None], Span] = {}
-    to_join = iter(spans)
-    with ThreadPoolExecutor(threads) as pool:
-        while True:
-            # Reads are held until they are written: no span is begun before.
-            while len(replayed) + len(written) < threads and (job := next(waiting, None)):
-                replayed.append(pool.submit(replay_span, replayer, make_output, job))
-            if not replayed and not written:
-                return joined.whole(replayer.rpt)
-            under_way: list[Future[Any]] = [*itertools.islice(replayed, 1), *written]
-            wait(under_way, return_when=FIRST_COMPLETED)
-            for future in [future for future in written if future.done()]:
-                future.result()
-                progress("replaying", written.pop(future).end_block, reader.blocks)
-            if replayed and replayed[0].done():
-                part, output = replayed.popleft().result()
-                written[pool.submit(write, output, joined.add(part))] = next(to_join)
+    for number in range(len(spans)):
+        joined.add(parts[number])
+    return joined.whole(replayer)
+
+
+def _replay_claimed(
+    claimed: Synchronized[int],
+    replayer: Replayer,
+    reader: Reader,
+    spans: list[Span],
+    make_output: MakeOutput,
+    progress: Progress = no_progress,
+) -> dict[int, Part]:
+    """Replay spans that nobody else has claimed, skip those before that others have."""
+    parts: dict[int, Part] = {}
+    passed = 0
+    parent = os.getppid()
+    while os.getppid() == parent:  # who was killed wants nothing any more
+        with claimed.get_lock():
+            number = claimed.value
+            claimed.value += 1
+        if number >= len(spans):
+            break
+        for span in spans[passed:number]:
+            replayer.skip(_part(reader, spans, span), span)
+        passed = number + 1
+        span = spans[number]
+        parts[number] = _replay(replayer, _part(reader, spans, span), span, make_output, progress)
+    return parts
+
+
+def _of_all(progress: Progress, reader: Reader) -> Progress:
+    """Says of a span how much of the whole is done."""
+    return lambda step, done, _: progress(step, done, reader.blocks)
 
 
 def jobs(replayer: Replayer, reader: Reader, spans: list[Span]) -> Iterator[bytes]:
@@ -373,18 +304,23 @@ def jobs(replayer: Replayer, reader: Reader, spans: list[Span]) -> Iterator[byte
         replayer.skip(part, span)
 
 
-def replay_span(
-    replayer: Replayer, make_output: MakeOutput, job: bytes
-) -> tuple[Replay, Output | None]:
-    """Replay the span of a job; what is to be joined, and what is to be written then."""
+def replay_span(replayer: Replayer, make_output: MakeOutput, job: bytes) -> tuple[Part, Packed]:
+    """Replay the span of a job."""
     span, reader, checkpoint = pickle.loads(job)
-    output = make_output(span)
-    part = _replay(replayer.at(checkpoint), reader, span, output)
-    return replace(part, rpt=Rpt(0, 0)), output
+    replayer.go_to(checkpoint)
+    part = _replay(replayer, reader, span, make_output)
+    return part, packed(replayer.take_rows())
 
 
-def write(output: Output | None, numbers: U32) -> None:
-    """Write a span's reads, whose pages have these numbers in the whole."""
-    if output:
-        with output:
-            output.write(numbers)
+def packed(rows: I64) -> Packed:
+    """Columns in no more bytes than they need, each with its least value."""
+    least = [int(values.min(initial=quick.NEVER_READ)) for values in rows.T]
+    return [
+        (low, (values - low).astype(np.min_scalar_type(int(values.max(initial=low)) - low)))
+        for low, values in zip(least, rows.T, strict=True)
+    ]
+
+
+def unpacked(columns: Packed) -> I64:
+    """What was `packed`."""
+    return np.stack([values.astype(np.int64) + low for low, values in columns], axis=1)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +14,17 @@ import numpy.typing as npt
 
 from ptat_parser import wire
 from ptat_parser.anchors import EntryStores
-from ptat_parser.blocks import END_OF_TIME, AnyChunk, chunks_of
+from ptat_parser.blocks import (
+    END_OF_TIME,
+    BusReader,
+    Known,
+    Lost,
+    MarkRecord,
+    Stores,
+    chunks_of,
+)
 from ptat_parser.errors import ParseError
+from ptat_parser.forked import Forked, can_fork
 from ptat_parser.markers import MarkerStores
 from ptat_parser.merge import Reader
 from ptat_parser.session import Region
@@ -23,6 +34,9 @@ Progress = Callable[[str, int, int], None]
 
 
 SPANS_MAX = 1 << 16
+
+BLOCKS_BY_TWO = 1 << 17
+"""So many are read by two at a time: what is seen in half of them is held."""
 
 
 def no_progress(step: str, done: int, total: int) -> None:
@@ -80,15 +94,29 @@ class Survey:
     chunks: list[FirstAccess | None] = field(default_factory=list)  # of the reader
 
 
+class Seen(NamedTuple):
+    """What a survey needs to know of a chunk. `inside`: some accesses are in the region."""
+
+    accesses: int
+    last_ticks: int
+    first: tuple[int, int, bool] | None
+    stores: Stores
+    lost: Sequence[Lost]
+    marks: Sequence[MarkRecord]
+    inside: bool
+
+
 def survey(
     reader: Reader,
     region: Region,
     progress: Progress = no_progress,
     entry_stores: EntryStores | None = None,
+    workers: int = 1,
 ) -> Survey:
     """Read the whole stream once. `entry_stores` are shown the stores that are no markers.
 
-    Raises `ParseError` for a damaged stream and for one that is of another region.
+    With several `workers`, another process reads half of it. Raises `ParseError` for a damaged
+    stream and for one that is of another region.
     """
     base = np.uint64(region.base)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
@@ -98,10 +126,13 @@ def survey(
     inside = False
     loss_pending = False
     done_blocks = 0
-    for chunk in chunks_of(reader):
-        if not inside:
-            inside = bool(np.any(chunk.decoded().address - base < np.uint64(region.size_bytes)))
-        rows, ticks, address = chunk.stores()
+    if workers > 1 and isinstance(reader, BusReader) and can_fork(reader.path):
+        chunks = _seen_by_two(reader, region)
+    else:
+        chunks = _seen(reader, region)
+    for chunk in chunks:
+        inside |= chunk.inside
+        rows, ticks, address = chunk.stores
         if rows.size or chunk.lost:
             is_marker = address - base < marker_bytes
             if entry_stores:
@@ -113,9 +144,9 @@ def survey(
             lost_before[0] |= loss_pending
             loss_pending = bool(lost_before[-1])
             after_loss.append(lost_before[:-1])
-        first = chunk.access(0) if chunk.accesses else None
+        first = chunk.first
         found.chunks.append(FirstAccess(found.accesses, *first) if first else None)
-        _count(chunk, first, found)
+        _count(chunk, found)
         done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
         progress("reading", done_blocks, reader.blocks)
     if not found.started:
@@ -136,7 +167,54 @@ def survey(
     return found
 
 
-def _count(chunk: AnyChunk, first: tuple[int, int, bool] | None, found: Survey) -> None:
+def _seen(reader: Reader, region: Region) -> Iterator[Seen]:
+    inside = False
+    for chunk in chunks_of(reader):
+        if not inside:
+            offset = chunk.decoded().address - np.uint64(region.base)
+            inside = bool(np.any(offset < np.uint64(region.size_bytes)))
+        yield Seen(
+            chunk.accesses,
+            chunk.last_ticks,
+            chunk.access(0) if chunk.accesses else None,
+            chunk.stores(),
+            chunk.lost,
+            chunk.marks,
+            inside,
+        )
+
+
+def _seen_by_two(reader: BusReader, region: Region) -> Iterator[Seen]:
+    """The same, but that another process reads half of it."""
+    known = Known(0)
+    for start in range(0, reader.blocks, BLOCKS_BY_TWO):
+        end = min(start + BLOCKS_BY_TWO, reader.blocks)
+        first, *rest = reader.halves(start, end, known)
+        seen: Iterable[Seen] = ()
+        with contextlib.ExitStack() as stack:
+            others = [
+                stack.enter_context(Forked(partial(_all_seen, part, region))) for part in rest
+            ]
+            yield from _seen(first, region)
+            known.extend(first.found)
+            for part, other in zip(rest, others, strict=True):
+                if part.before == known.states[-1]:
+                    seen, part.found = other.result()
+                    part.found.stored = [chunk.stores for chunk in seen[: len(part.found.holds)]]
+                else:
+                    part.before = known.states[-1]
+                    seen = _seen(part, region)
+        for part in rest:
+            yield from seen
+            known.extend(part.found)
+    reader.known = known
+
+
+def _all_seen(reader: BusReader, region: Region) -> tuple[list[Seen], Known]:
+    return list(_seen(reader, region)), reader.found
+
+
+def _count(chunk: Seen, found: Survey) -> None:
     for lost in chunk.lost:
         found.losses.records += 1
         found.losses.accesses += lost.count or 0
@@ -153,9 +231,9 @@ def _count(chunk: AnyChunk, first: tuple[int, int, bool] | None, found: Survey) 
         if mark.code == wire.Mark.SAMPLE:
             found.sampled_one_in = max(found.sampled_one_in, mark.argument)
         found.last_ticks = max(found.last_ticks, mark.time_ticks)
-    if first:
+    if chunk.first:
         if not found.accesses:
-            found.first_ticks = first[0]
+            found.first_ticks = chunk.first[0]
         found.last_ticks = max(found.last_ticks, chunk.last_ticks)
     found.accesses += chunk.accesses
 

@@ -112,10 +112,11 @@ class Misses:
     address: Bounds
 
     def raw(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-        """Batches of time (ns) and page number, as they are stored."""
+        """Batches of time (ns) and page: its row in `Trace.pages`."""
         wanted = self._pages_wanted
         for batch in self._stored():
-            time, page = batch["time"].to_numpy(), batch["page"].to_numpy()
+            time = batch["time"].to_numpy()
+            page = self.trace.results.row_of(batch["page"].to_numpy())
             if wanted is not None:
                 rows = wanted[page]
                 time, page = time[rows], page[rows]
@@ -159,6 +160,7 @@ class Misses:
             raise PtatError("Polars is not installed", "pip install 'ptat[polars]'") from None
         pages = pl.from_arrow(self.trace.pages.select(["page", *_OF_PAGE]))
         assert isinstance(pages, pl.DataFrame)
+        pages = pages.with_columns(pl.Series("number", self.trace.results.page_numbers))
         if self.parts and is_remote(self.parts[0]):
             frame = pl.scan_pyarrow_dataset(dataset(self.parts))
         else:
@@ -171,7 +173,10 @@ class Misses:
         wanted = self._pages_wanted
         if wanted is not None:
             pages = pages.filter(pl.Series(wanted))
-        return frame.join(pages.lazy(), on="page", maintain_order="left").select(SCHEMA.names)
+        joined = frame.rename({"page": "number"}).join(
+            pages.lazy(), on="number", maintain_order="left"
+        )
+        return joined.select(SCHEMA.names)
 
     def counts(self) -> npt.NDArray[np.int64]:
         """How many of them each page has, shape ``(pages,)``; nothing is held but the counts."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Reference, classify
 
-from ptat_parser import clock, kernel_log, markers, quick
+from ptat_parser import clock, kernel_log, markers
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.check import check
@@ -43,12 +43,14 @@ def replay(path, chunk_blocks: int = 64):
     done = replayer.run(reader, replaying.Span(0, 0, reader.blocks), columns)
     reads = int(done.counters[replaying.N_OUTPUT])
     records = list(zip(*(column[:reads].tolist() for column in columns), strict=True))
-    mms = [mm.id for mm in done.rpt.mms]
+    mms = [mm.id for mm in replayer.rpt.mms]
     rows = []
     for ticks, number, what in records:
-        range_ = done.rpt.ranges[done.pages[quick.P_RANGE, number]]
+        line = replayer.rpt.line
+        index, entry = divmod(number // line, 512)
+        range_ = replayer.rpt.ranges[index]
         size = 4096 if range_.level == 1 else 2 << 20
-        va = range_.base + int(done.pages[quick.P_ENTRY, number]) * size
+        va = range_.base + entry // line * line * size
         rows.append((ticks, what, mms[range_.mm], va, size))
     return session, log, reader, placement, fitted, done, rows
 

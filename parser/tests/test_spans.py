@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: BSD-2-Clause
+import copy
 import errno
 import hashlib
+import multiprocessing
 import os
-import pickle
 import random
+import signal
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,15 +17,16 @@ import pytest
 import synthetic
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from test_blocks import encode
 from test_time import within
 
 from capture_model import Model
-from ptat_parser import archive, blocks, parse, replay, results, spans, wire
+from ptat_parser import archive, blocks, parse, replay, results, spans, survey, wire
 from ptat_parser.clock import Clock
 from ptat_parser.errors import ParseError, PtatError
 
-MANY = results.STAGES + 1
-"""Workers that replay spans."""
+MANY = 4
+"""Workers."""
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +165,8 @@ def test_pages_count_what_is_written(
     for read in reads:
         times[read["page"]].append(read["time"])
         kinds[read["page"], read["kind"]] += 1
-    for number, page in enumerate(pages):
+    for page in pages:
+        number = page["page"]
         assert page["misses"] == kinds[number, replay.MISS]
         assert page["faulted"] == kinds[number, replay.FAULT]
         assert page["first_ns"] == min(times[number])
@@ -176,27 +181,53 @@ def test_pages_count_what_is_written(
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 1 << 32),
+    granularity=st.sampled_from([8, 64]),
     levels=st.sampled_from(["pte", "pte+pmd"]),
+    entries=st.booleans(),
     lossy=st.booleans(),
     reuse=st.booleans(),
-    accesses=st.sampled_from([1500, 6000, 1 << 40]),
+    accesses=st.sampled_from([1500, 6000]),
     held_back=st.sampled_from([300, 1 << 17]),
 )
-def test_spans_that_go_on_are_those_that_are_joined(
-    tmp_path_factory, seed, levels, lossy, reuse, accesses, held_back
+def test_who_skips_spans_finds_the_same(
+    tmp_path_factory, seed, granularity, levels, entries, lossy, reuse, accesses, held_back
 ):
-    """Pages that keep their numbers, and reads written as soon as they are settled."""
-    machine = busy_machine(seed, lossy=lossy, levels=levels, reuse=reuse)
+    """Spans by who replays all, by who skips some between, and each by itself."""
+    machine = busy_machine(
+        seed, lossy=lossy, granularity=granularity, levels=levels, entries=entries, reuse=reuse
+    )
     path = machine.write(tmp_path_factory.mktemp("spans") / "s")
+
+    def replay_with_help(workers, replayer, reader, cut, make_output, progress):
+        """Two that skip by turns, and one that starts anew for each span that is left."""
+        first, second = replayer, copy.deepcopy(replayer)
+        joined = spans.Joined()
+        for span, job in zip(cut, spans.jobs(copy.deepcopy(replayer), reader, cut), strict=True):
+            part = reader.part(span.first_block, span.end_block)
+            mine, other = (first, second) if span.number % 3 else (second, first)
+            if span.number % 5 == 4:
+                alone = copy.deepcopy(replayer)
+                alone.take_rows()
+                done, rows = spans.replay_span(alone, make_output, job)
+                first.skip(part, span)
+                second.skip(part, span)
+                first.add_rows(spans.unpacked(rows))
+            else:
+                done = spans._replay(mine, part, span, make_output)
+                other.skip(part, span)
+            joined.add(done)
+        first.add_rows(second.take_rows())
+        return joined.whole(first)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "SPAN_ACCESSES", accesses)
         patch.setattr(replay, "HELD_BACK", held_back)
         patch.setattr(results, "_ROOM_ALONE", 2)
+        patch.setattr(spans, "replay_in_processes", replay_with_help)
         for counts_only in (False, True):
             found = []
-            for goes_on in (True, False):
-                patch.setattr(replay.Replayer, "goes_on", goes_on)
-                parse(path, counts_only=counts_only)
+            for workers in (1, 2):
+                parse(path, counts_only=counts_only, workers=workers)
                 found.append(digests(path))
             assert found[0] == found[1]
 
@@ -286,7 +317,8 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path, granularity, coun
 
 
 def test_reads_are_written_behind(tmp_path, monkeypatch):
-    """By another thread, while the replay goes on; and nothing else."""
+    """By another thread, while the replay of an only span goes on; and nothing else."""
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
     monkeypatch.setattr(results, "_ROOM_ALONE", 2)
     monkeypatch.setattr(results, "_ROOM_BEHIND", 2)
@@ -309,7 +341,11 @@ def test_reads_are_written_behind(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_full_disk_behind_is_told(tmp_path, monkeypatch, at):
+@pytest.mark.parametrize("accesses", [1500, 1 << 40])
+def test_a_full_disk_is_told_by_another(tmp_path, monkeypatch, at, accesses):
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", accesses)
+    monkeypatch.setattr(results, "_ROOM_BEHIND", 2)
+    monkeypatch.setattr(replay, "HELD_BACK", 2000)
     path = busy(tmp_path / "s")
     write = results._Output._write
     written = iter(range(1000))
@@ -439,54 +475,156 @@ def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, co
     assert digests(path) == expected
 
 
-@pytest.mark.parametrize("workers", [MANY, MANY + 1])
+@pytest.mark.parametrize("workers", [2, MANY])
 def test_spans_that_end_in_another_order_write_the_same_bytes(tmp_path, monkeypatch, workers):
-    """Each waits for one that is begun after it, as long as there is one."""
+    """Each that another process replays waits for one after it, as long as there is one."""
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
-    ended = [threading.Event() for _ in range(1000)]
-    order = []
-    replay_span = spans.replay_span
+    context = multiprocessing.get_context("fork")
+    ended = [context.Event() for _ in range(1000)]
+    order, another = context.SimpleQueue(), context.Event()
+    replay_one = spans._replay
+    parent = os.getpid()
 
-    def wait_for_next(replayer, make_output, job):
-        number = pickle.loads(job)[0].number
-        if number % workers < workers - 1 and number + 1 < len(planned):
-            assert ended[number + 1].wait(60)
-        found = replay_span(replayer, make_output, job)
-        order.append(number)
-        ended[number].set()
+    def wait_for_next(replayer, reader, span, *arguments):
+        if os.getpid() == parent:
+            assert another.wait(60)
+        another.set()
+        if os.getpid() != parent and span.number + 1 < len(planned) and span.number % 2:
+            assert ended[span.number + 1].wait(60)
+        found = replay_one(replayer, reader, span, *arguments)
+        order.put((span.number, os.getpid()))
+        ended[span.number].set()
         return found
 
     planned = noted_plan(monkeypatch)
-    monkeypatch.setattr(spans, "replay_span", wait_for_next)
+    monkeypatch.setattr(spans, "_replay", wait_for_next)
     parse(path, workers=workers)
-    assert len(order) == len(planned) > workers
-    assert order != sorted(order)
+    found = [order.get() for _ in planned]
+    assert len(planned) > workers
+    assert sorted(number for number, _ in found) == list(range(len(planned)))
+    assert len({process for _, process in found}) > 1
     assert digests(path) == expected
 
 
 def test_an_error_of_a_worker_is_told(tmp_path, monkeypatch):
     path = busy(tmp_path / "s", phases=2)
-    jobs = spans.jobs
+    replay_one = spans._replay
+    parent = os.getpid()
 
-    def remove_directories(*arguments):
-        for name in ("misses", "other"):
-            (path / "results.new" / name).rmdir()
-        return jobs(*arguments)
+    def fail(*arguments):
+        if os.getpid() != parent:
+            raise ParseError("the other's", "its hint")
+        return replay_one(*arguments)
 
-    monkeypatch.setattr(spans, "jobs", remove_directories)
-    with pytest.raises(OSError, match="No such file"):
+    monkeypatch.setattr(spans, "_replay", fail)
+    with pytest.raises(ParseError, match="the other's") as error:
         parse(path, workers=MANY)
+    assert error.value.hint == "its hint"
+    assert not list(path.glob("results*"))
 
 
-def test_cuts_keep_away_from_faults():
-    def first(number):
-        return spans.FirstAccess(number * 1000, number * 1000, 0, 0)
+@pytest.mark.parametrize("reading", [False, True])
+def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
+    monkeypatch.setattr(blocks, "HALVES_BLOCKS", 2 if reading else 1 << 40)
+    path = busy(tmp_path / "s", phases=2)
+    parent = os.getpid()
+    kept = replay.Replayer.run, survey._all_seen
 
-    chunks = [first(number) for number in range(10)]
-    faults = np.array([1990, 3010, 4000, 5000], np.uint64)
-    # The first quiet place after 1500 accesses.
-    assert spans._cuts(chunks, np.array([1990], np.uint64), 500) == [3, 5, 7, 9]
-    # None is quiet in time: the one that is furthest from a fault.
-    assert spans._cuts(chunks[:5], faults, 2000)[0] in (2, 3)
+    def killed(*arguments):
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return kept[reading](*arguments)
+
+    monkeypatch.setattr(replay.Replayer, "run", killed)
+    monkeypatch.setattr(survey, "_all_seen", killed)
+    with pytest.raises(PtatError, match="exit code -9") as error:
+        parse(path, workers=2)
+    assert "--workers" in error.value.hint
+    assert not list(path.glob("results*"))
+
+
+def test_who_is_interrupted_ends_the_others(tmp_path, monkeypatch):
+    path = busy(tmp_path / "s", phases=2)
+    parent = os.getpid()
+    there, told = multiprocessing.Pipe(duplex=False)
+
+    def stop(*arguments):
+        if os.getpid() != parent:
+            told.send(os.getpid())
+            threading.Event().wait(60)
+        assert there.poll(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay.Replayer, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        parse(path, workers=2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(there.recv(), 0)
+    assert not list(path.glob("results*"))
+
+
+# Two read -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 1 << 32),
+    lossy=st.booleans(),
+    at_once=st.sampled_from([3, 1 << 17]),
+    chunk_blocks=st.sampled_from([1, 3]),
+    damaged=st.sets(st.integers(0, 40), max_size=3),
+    in_archive=st.booleans(),
+    remembered=st.sampled_from([100, 1 << 22]),
+)
+def test_two_see_what_one_sees(
+    tmp_path_factory, seed, lossy, at_once, chunk_blocks, damaged, in_archive, remembered
+):
+    """The same results, also where blocks are left out, and the same error where they are not."""
+    path = busy(tmp_path_factory.mktemp("two") / "s", seed, lossy=lossy, phases=4)
+    file = path / "bus.0.raw"
+    data = bytearray(file.read_bytes())
+    for block in damaged:
+        data[min(block * wire.BLOCK_BYTES, len(data) - wire.BLOCK_BYTES) + 500] ^= 1
+    file.write_bytes(data)
+    if in_archive:
+        archive.pack(file, path / "bus.0.ptb")
+        (path / "bus.0.ptb").rename(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
+        patch.setattr(blocks, "HALVES_BLOCKS", 2)
+        patch.setattr(blocks, "STORES_REMEMBERED", remembered)
+        patch.setattr(survey, "BLOCKS_BY_TWO", at_once)
+        found = []
+        for workers in (1, 2):
+            try:
+                parse(path, workers=workers)
+                found.append(digests(path))
+            except PtatError as error:
+                found.append(str(error))
+            try:
+                parse(path, workers=workers, salvage=True)
+                found.append(digests(path))
+            except PtatError as error:
+                found.append(str(error))
+    assert found[:2] == found[2:]
+
+
+def test_two_see_a_counter_that_wraps(tmp_path, monkeypatch):
+    """Who reads the second half cannot know, and it is read again."""
+    monkeypatch.setattr(blocks, "HALVES_BLOCKS", 2)
+    records = [("access", 1 << 22, 8 * i, i % 7 == 0) for i in range(8000)]
+    data, _ = encode(records, ticks=blocks.COUNTER_TICKS - (2000 << 22))
+    (tmp_path / "bus").write_bytes(data)
+    reader = blocks.BusReader(tmp_path / "bus")
+    first, second = reader.halves(0, reader.blocks, blocks.Known(0))
+    list(first)
+    assert first.found.states[-1] != second.before
+    region = SimpleNamespace(base=0, size_bytes=1 << 20)
+    seen = []
+    for way in (survey._seen_by_two, survey._seen):
+        seen.append([(c.first, c.last_ticks, c.stores[1].tolist()) for c in way(reader, region)])
+        reader.known = None
+    assert seen[0] == seen[1]
+    assert seen[0][-1][1] > blocks.COUNTER_TICKS

@@ -88,9 +88,8 @@ def test_results_are_the_same_there(tmp_path, store, channels, monkeypatch):
     assert check(where).ok == check(session).ok
 
 
-@pytest.mark.parametrize("in_archive", [False, True])
-def test_another_thread_reads_ahead_from_there(tmp_path, monkeypatch, in_archive):
-    """And from archives, but not from plain files here."""
+def test_another_thread_reads_ahead_from_there(tmp_path, monkeypatch):
+    """But not from files here, which other processes read."""
     readers = set()
     readinto = storage.Source.readinto
 
@@ -106,7 +105,7 @@ def test_another_thread_reads_ahead_from_there(tmp_path, monkeypatch, in_archive
     parse(session, workers=2)
     assert readers == {threading.main_thread()}
     readers.clear()
-    where = archived(session) if in_archive else upload(session, f"memory://{tmp_path.name}-raw")
+    where = upload(session, f"memory://{tmp_path.name}-raw")
     parse(where, workers=2)
     assert digests(where).keys() == expected.keys()
     assert len(readers) == 1
