@@ -41,8 +41,8 @@ COUNTER_TICKS = 1 << wire.TIME_BITS
 END_OF_TIME = 4 * COUNTER_TICKS
 """A time that no record can have."""
 
-STORES_REMEMBERED = 1 << 22
-"""Of so many stores a reader remembers position, time and address, 24 bytes each."""
+STORES_REMEMBERED = 1 << 23
+"""Of so many stores a reader remembers position, time and address, 12 bytes each."""
 
 HALVES_BLOCKS = 1 << 13
 """A stream of fewer blocks is read faster than a process is forked."""
@@ -57,6 +57,7 @@ WORD_FIRST_RECORD = wire.WORD_FIRST_RECORD
 WORD_CHECK = wire.WORD_CHECK
 BLOCK_RECORDS_MAX = wire.BLOCK_RECORDS_MAX
 ONE = np.uint64(1)
+_U32_MAX = np.iinfo(np.uint32).max
 TAG_SHIFT = np.uint64(wire.TAG_SHIFT)
 TAG_CHECK = np.uint64(wire.Tag.CHECK)
 TAG_ACCESS = np.uint64(wire.Tag.ACCESS)
@@ -302,38 +303,62 @@ class PlainChunk:
 AnyChunk: TypeAlias = Chunk | PlainChunk
 
 
+class _Remembered:
+    """Stores of a chunk in half the memory."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._first = [column.min() if column.size else column.dtype.type(0) for column in stores]
+        self._columns = [
+            (column - first).astype(np.uint32)
+            for column, first in zip(stores, self._first, strict=True)
+        ]
+
+    @property
+    def stores(self) -> Stores:
+        """The stores."""
+        rows, ticks, address = (
+            column + first for column, first in zip(self._columns, self._first, strict=True)
+        )
+        return rows, ticks, address
+
+
 @dataclass
 class Known:
     """What was found in blocks from `first` on: which are `damaged`, what each chunk `holds`.
 
     `states` are those before each chunk and after the last, `stored` each chunk's stores, as far
-    as they are remembered.
+    as they are remembered, of which there are `stores`.
     """
 
     first: int
     damaged: set[int] = field(default_factory=set)
     holds: list[int] = field(default_factory=list)
     states: list[tuple[int, ...]] = field(default_factory=list)
-    stored: list[Stores | None] = field(default_factory=list)
+    stored: list[_Remembered | None] = field(default_factory=list)
     stores: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"stored": [None] * len(self.stored)}
+        return self.__dict__ | {"stored": [None] * len(self.stored), "stores": 0}
 
-    def remember(self, stored: Stores | None) -> None:
-        """Remember the last chunk's stores, if they are known and not too many."""
-        self.stores += stored[0].size if stored else 0
-        if self.stores <= STORES_REMEMBERED:
-            self.stored[-1] = stored
+    def remember(self, chunk: int, stores: Stores) -> None:
+        """Remember a chunk's stores, if they are not too many."""
+        rows, *places = stores
+        if self.stores + rows.size <= STORES_REMEMBERED and all(
+            np.ptp(column) <= _U32_MAX for column in places if column.size
+        ):
+            self.stores += rows.size
+            self.stored[chunk] = _Remembered(stores)
 
     def extend(self, after: Known) -> None:
         """Know what was found in the blocks after, too."""
         self.damaged |= after.damaged
         self.holds += after.holds
         self.states[-1:] = after.states
-        for stored in after.stored:
-            self.stored.append(None)
-            self.remember(stored)
+        if self.stores + after.stores <= STORES_REMEMBERED:
+            self.stored += after.stored
+            self.stores += after.stores
+        else:
+            self.stored += [None] * len(after.stored)
 
 
 @dataclass(frozen=True)
@@ -464,9 +489,9 @@ class BusReader:
                 state[:] = known.states[chunk]
                 if known.holds[chunk] != OTHERS:
                     state[:] = known.states[chunk + 1]
-                    yield self._plain(
-                        known.holds[chunk], state, words, fetched, first, known.stored[chunk]
-                    )
+                    remembered = known.stored[chunk]
+                    stores = remembered.stores if remembered else None
+                    yield self._plain(known.holds[chunk], state, words, fetched, first, stores)
                     continue
             found.states.append(tuple(state.tolist()))
             crc = fetched()
@@ -477,7 +502,8 @@ class BusReader:
             else:
                 plain = self._plain(found.holds[-1], state, words)
                 yield plain
-                found.remember(plain.stored)
+                if plain.stored:
+                    found.remember(-1, plain.stored)
         if not known:
             found.states.append(tuple(state.tolist()))
             self.found = found

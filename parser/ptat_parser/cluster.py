@@ -74,13 +74,13 @@ def _replay(
     for span in spans:
         while len(replayed) < AHEAD * threads and (job := next(waiting, None)):
             replayed.append(client.submit(_replay_span, setup, job, pure=False))
-        part, rows = replayed.popleft().result()
+        part, pages = replayed.popleft().result()
         joined.add(part)
-        replayer.add_rows(unpacked(rows))
+        joined.add_pages(unpacked(pages))
         progress("replaying", span.end_block, reader.blocks)
     for _ in waiting:  # the last span's effects on the tables
         pass
-    return joined.whole(replayer)
+    return joined.whole(replayer.rpt)
 
 
 def _replay_span(setup: bytes, job: bytes) -> tuple[Part, Packed]:

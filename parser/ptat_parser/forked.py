@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import mmap
 import multiprocessing
@@ -43,7 +44,9 @@ class Forked(Generic[T]):
         self._memory = os.fdopen(os.memfd_create("ptat"), "r+b")
         not_theirs = [self._pipe, *(other._pipe for other in others or [])]
         self._process = context.Process(target=self._run, args=(work, theirs, not_theirs))
+        gc.freeze()  # else collecting garbage would copy all memory
         self._process.start()
+        gc.unfreeze()
         theirs.close()
 
     def _run(self, work: Callable[[], T], pipe: Connection, not_ours: list[Connection]) -> None:

@@ -178,26 +178,44 @@ def collect(
 
 
 @jit
-def merge_rows(part: I64, row_of: U32, pages: I64, rows: Integer) -> Integer:
-    """Add a part's rows to those of all, of which there are so many; return how many then."""
-    for i in range(part.shape[0]):
-        row, rows = row_of_page(part[i, P_PAGE], row_of, pages, rows)
-        pages[row, P_MISSES] += part[i, P_MISSES]
-        pages[row, P_FAULTED] += part[i, P_FAULTED]
-        pages[row, P_STORES] += part[i, P_STORES]
-        pages[row, P_FIRST] = min(pages[row, P_FIRST], part[i, P_FIRST])
-        pages[row, P_LAST] = max(pages[row, P_LAST], part[i, P_LAST])
-    return rows
-
-
-@jit
-def columns_in_order(row_of: U32, pages: I64, columns: I64) -> Integer:
-    """Fill columns with the rows of pages that were read, by number; return how many there are."""
+def in_order(row_of: U32, pages: I64, columns: I64) -> None:
+    """Fill columns with the rows of pages, in the order of their numbers."""
     n: Integer = 0
     for number in range(row_of.size):
         row = row_of[number]
-        if row and pages[row, P_FIRST] != NEVER_READ:
+        if row:
             for column in range(PAGE_COLUMNS):
                 columns[column, n] = pages[row, column]
             n += 1
+
+
+@jit
+def merge(one: I64, other: I64, merged: I64) -> Integer:
+    """Merge columns that are in order, and return how many pages there are in all."""
+    i: Integer = 0
+    j: Integer = 0
+    n: Integer = 0
+    while i < one.shape[1] and j < other.shape[1]:
+        if one[P_PAGE, i] < other[P_PAGE, j]:
+            merged[:, n] = one[:, i]
+            i += 1
+        elif one[P_PAGE, i] > other[P_PAGE, j]:
+            merged[:, n] = other[:, j]
+            j += 1
+        else:
+            merged[P_PAGE, n] = one[P_PAGE, i]
+            merged[P_MISSES, n] = one[P_MISSES, i] + other[P_MISSES, j]
+            merged[P_FAULTED, n] = one[P_FAULTED, i] + other[P_FAULTED, j]
+            merged[P_STORES, n] = one[P_STORES, i] + other[P_STORES, j]
+            merged[P_FIRST, n] = min(one[P_FIRST, i], other[P_FIRST, j])
+            merged[P_LAST, n] = max(one[P_LAST, i], other[P_LAST, j])
+            i += 1
+            j += 1
+        n += 1
+    for k in range(i, one.shape[1]):
+        merged[:, n] = one[:, k]
+        n += 1
+    for k in range(j, other.shape[1]):
+        merged[:, n] = other[:, k]
+        n += 1
     return n

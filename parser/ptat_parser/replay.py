@@ -63,10 +63,9 @@ from ptat_parser.quick import (
     P_STORES,
     PAGE_COLUMNS,
     collect,
-    columns_in_order,
     count_reads,
+    in_order,
     may_count,
-    merge_rows,
     page_number,
     row_of_page,
 )
@@ -1092,7 +1091,7 @@ class Replayer:
     were lost.
 
     The reverse page table (`rpt`), how far the table events are applied and what a walk's step is
-    go on from span to span. So does what is counted of pages, until it is taken (`take_rows`),
+    go on from span to span. So does what is counted of pages, until it is taken (`take_pages`),
     which makes no difference to what is found in a span.
     """
 
@@ -1157,28 +1156,19 @@ class Replayer:
         """Go on from a checkpoint; what was counted of pages must have been taken."""
         self.rpt, self._schedule, self._walk_steps = checkpoint
 
-    def take_rows(self) -> I64:
-        """What was counted of pages since this was called, a row for each: `quick.P_PAGE` …"""
-        self._settle()
-        self.rpt.tables.row_of[:] = 0
-        rows = self._pages[1 : self._rows + 1]
-        self._pages, self._rows = _no_pages(), 0
-        return rows
+    def take_pages(self) -> I64:
+        """What was counted of pages since this was called: columns, in the order of their numbers.
 
-    def add_rows(self, rows: I64) -> None:
-        """Add what another counted of pages of this one's tables."""
-        self._pages = with_room(self._pages, self._rows + 1, len(rows))
-        self._rows = merge_rows(rows, self.rpt.tables.row_of, self._pages, self._rows)
-
-    def pages(self) -> I64:
-        """What was counted of all pages that were read, shape ``(PAGE_COLUMNS, n)``, by number."""
-        self._settle()
-        columns = np.empty((PAGE_COLUMNS, self._rows), np.int64)
-        return columns[:, : columns_in_order(self.rpt.tables.row_of, self._pages, columns)]
-
-    def _settle(self) -> None:
+        Shape ``(PAGE_COLUMNS, n)``. Among them are pages that were stored to only.
+        """
         _add(self._pages, self.rpt.counts())
         self._collect(self._pages)
+        row_of = self.rpt.tables.row_of
+        columns = np.empty((PAGE_COLUMNS, self._rows), np.int64)
+        in_order(row_of, self._pages, columns)
+        row_of[:] = 0
+        self._pages, self._rows = _no_pages(), 0
+        return columns
 
     def _collect(self, pages: I64) -> None:
         rpt, t = self.rpt, self.rpt.tables

@@ -306,7 +306,7 @@ def _take_misses(
     return n
 
 
-_ROOM_ALONE, _ROOM_BEHIND = 16, 16
+_ROOM_ALONE, _ROOM_BEHIND = 64, 16
 """Chunks that records have room for. Writing takes a core's cache from what is counted, unless
 another core writes, which then has the less left at the end.
 """
@@ -446,27 +446,57 @@ Pages = dict[str, npt.NDArray[Any]]
 
 def _pages(done: Replay, fitted: Clock, line: int) -> Pages:
     rpt, columns = done.rpt, done.pages
-    # See `quick.page_number`.
-    entries, span = np.divmod(columns[quick.P_PAGE], line)
-    ranges, entry = np.divmod(entries, ENTRIES)
-    level = np.array([r.level for r in rpt.ranges] or [1], np.int64)
-    of_range = np.array([r.mm for r in rpt.ranges] or [0], np.uint32)
-    base = np.array([r.base for r in rpt.ranges] or [0], np.uint64)[ranges]
-    shift = np.where(level == 1, ENTRY_SHIFT[1], ENTRY_SHIFT[2])
+    size = columns.shape[1]
+    number, mm = np.empty(size, np.uint32), np.empty(size, np.uint32)
+    vaddr, span = np.empty(size, np.uint64), np.empty(size, np.uint8)
+    page_size_bytes = np.empty(size, np.int64)
+    _place_pages(
+        columns[quick.P_PAGE],
+        line,
+        np.array([r.mm for r in rpt.ranges], np.uint32),
+        np.array([r.base for r in rpt.ranges], np.uint64),
+        np.array([ENTRY_SHIFT[r.level] for r in rpt.ranges], np.uint64),
+        number, mm, vaddr, page_size_bytes, span,
+    )  # fmt: skip
     return {
-        "page": columns[quick.P_PAGE].astype(np.uint32),
-        "mm": _of_mm(rpt.mms, "id", np.uint64)[of_range][ranges],
-        "tgid": _of_mm(rpt.mms, "tgid", np.int32)[of_range][ranges],
-        "comm": of_range[ranges],
-        "vaddr": base + (entry << shift[ranges]).astype(np.uint64),
-        "page_size_bytes": (np.int64(1) << shift)[ranges],
-        "span": (span + 1).astype(np.uint8),
+        "page": number,
+        "mm": _of_mm(rpt.mms, "id", np.uint64)[mm],
+        "tgid": _of_mm(rpt.mms, "tgid", np.int32)[mm],
+        "comm": mm,
+        "vaddr": vaddr,
+        "page_size_bytes": page_size_bytes,
+        "span": span,
         "misses": columns[quick.P_MISSES],
         "faulted": columns[quick.P_FAULTED],
         "stores": columns[quick.P_STORES],
         "first_ns": fitted.to_ns(columns[quick.P_FIRST].astype(np.uint64)),
         "last_ns": fitted.to_ns(columns[quick.P_LAST].astype(np.uint64)),
     }
+
+
+@jit
+def _place_pages(
+    numbers: I64,
+    line: Integer,
+    mm_of_range: npt.NDArray[np.uint32],
+    base_of_range: npt.NDArray[np.uint64],
+    shift_of_range: npt.NDArray[np.uint64],
+    number: npt.NDArray[np.uint32],
+    mm: npt.NDArray[np.uint32],
+    vaddr: npt.NDArray[np.uint64],
+    size_bytes: I64,
+    span: npt.NDArray[np.uint8],
+) -> None:
+    """Fill the columns that follow from pages' numbers: see `quick.page_number`."""
+    for i in range(numbers.size):
+        entry, more = divmod(numbers[i], line)
+        range_ = entry // ENTRIES
+        number[i] = numbers[i]
+        mm[i] = mm_of_range[range_]
+        shift = shift_of_range[range_]
+        vaddr[i] = base_of_range[range_] + (np.uint64(entry % ENTRIES) << shift)
+        size_bytes[i] = np.int64(1) << np.int64(shift)
+        span[i] = more + 1
 
 
 def _write_pages(pages: Pages, mms: list[Mm], path: Path) -> None:

@@ -128,6 +128,7 @@ class Joined:
         self._counters = np.zeros(replaying.COUNTERS, np.int64)
         self._unexplained: list[tuple[int, int, str]] = []
         self._doubts: list[tuple[int, int]] = []
+        self._pages = np.empty((quick.PAGE_COLUMNS, 0), np.int64)
 
     def add(self, part: Part) -> None:
         """Join the next span."""
@@ -145,11 +146,18 @@ class Joined:
         self._unexplained += part.unexplained[: replaying.EXAMPLES - len(self._unexplained)]
         self._doubts += part.doubts
 
-    def whole(self, replayer: Replayer) -> Replay:
-        """All of it, with the tables and pages of who has passed all spans."""
-        return Replay(
-            replayer.rpt, replayer.pages(), self._counters, self._unexplained, self._doubts
-        )
+    def add_pages(self, pages: I64) -> None:
+        """Add what was counted in some spans: see `Replayer.take_pages`."""
+        if not self._pages.size:
+            self._pages = pages
+            return
+        merged = np.empty((quick.PAGE_COLUMNS, self._pages.shape[1] + pages.shape[1]), np.int64)
+        self._pages = merged[:, : quick.merge(self._pages, pages, merged)]
+
+    def whole(self, rpt: Rpt) -> Replay:
+        """All of it, with the tables that there are at the end."""
+        read = self._pages[:, self._pages[quick.P_FIRST] != quick.NEVER_READ]
+        return Replay(rpt, read, self._counters, self._unexplained, self._doubts)
 
 
 class Output(Protocol):
@@ -197,7 +205,8 @@ def replay_here(
     progress = _of_all(progress, reader)
     for span in spans:
         joined.add(_replay(replayer, _part(reader, spans, span), span, make_output, progress))
-    return joined.whole(replayer)
+    joined.add_pages(replayer.take_pages())
+    return joined.whole(replayer.rpt)
 
 
 def _replay(
@@ -246,7 +255,7 @@ def replay_in_processes(
 
     def work() -> tuple[dict[int, Part], I64]:
         parts = _replay_claimed(claimed, replayer, reader, spans, make_output)
-        return parts, replayer.take_rows()
+        return parts, replayer.take_pages()
 
     with contextlib.ExitStack() as stack:
         others: list[Forked[tuple[dict[int, Part], I64]]] = []
@@ -255,14 +264,15 @@ def replay_in_processes(
         parts = _replay_claimed(claimed, replayer, reader, spans, make_output, progress)
         for span in spans[max(parts, default=-1) + 1 :]:
             replayer.skip(_part(reader, spans, span), span)
+        joined = Joined()
+        joined.add_pages(replayer.take_pages())
         for other in others:
-            theirs, rows = other.result()
+            theirs, pages = other.result()
             parts |= theirs
-            replayer.add_rows(rows)
-    joined = Joined()
+            joined.add_pages(pages)
     for number in range(len(spans)):
         joined.add(parts[number])
-    return joined.whole(replayer)
+    return joined.whole(replayer.rpt)
 
 
 def _replay_claimed(
@@ -309,18 +319,18 @@ def replay_span(replayer: Replayer, make_output: MakeOutput, job: bytes) -> tupl
     span, reader, checkpoint = pickle.loads(job)
     replayer.go_to(checkpoint)
     part = _replay(replayer, reader, span, make_output)
-    return part, packed(replayer.take_rows())
+    return part, packed(replayer.take_pages())
 
 
-def packed(rows: I64) -> Packed:
+def packed(pages: I64) -> Packed:
     """Columns in no more bytes than they need, each with its least value."""
-    least = [int(values.min(initial=quick.NEVER_READ)) for values in rows.T]
+    least = [int(values.min(initial=quick.NEVER_READ)) for values in pages]
     return [
         (low, (values - low).astype(np.min_scalar_type(int(values.max(initial=low)) - low)))
-        for low, values in zip(least, rows.T, strict=True)
+        for low, values in zip(least, pages, strict=True)
     ]
 
 
 def unpacked(columns: Packed) -> I64:
     """What was `packed`."""
-    return np.stack([values.astype(np.int64) + low for low, values in columns], axis=1)
+    return np.stack([values.astype(np.int64) + low for low, values in columns])

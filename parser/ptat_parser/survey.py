@@ -200,7 +200,8 @@ def _seen_by_two(reader: BusReader, region: Region) -> Iterator[Seen]:
             for part, other in zip(rest, others, strict=True):
                 if part.before == known.states[-1]:
                     seen, part.found = other.result()
-                    part.found.stored = [chunk.stores for chunk in seen[: len(part.found.holds)]]
+                    for i, chunk in zip(range(len(part.found.stored)), seen, strict=False):
+                        part.found.remember(i, chunk.stores)
                 else:
                     part.before = known.states[-1]
                     seen = _seen(part, region)

@@ -207,17 +207,18 @@ def test_who_skips_spans_finds_the_same(
             mine, other = (first, second) if span.number % 3 else (second, first)
             if span.number % 5 == 4:
                 alone = copy.deepcopy(replayer)
-                alone.take_rows()
-                done, rows = spans.replay_span(alone, make_output, job)
+                alone.take_pages()
+                done, pages = spans.replay_span(alone, make_output, job)
                 first.skip(part, span)
                 second.skip(part, span)
-                first.add_rows(spans.unpacked(rows))
+                joined.add_pages(spans.unpacked(pages))
             else:
                 done = spans._replay(mine, part, span, make_output)
                 other.skip(part, span)
             joined.add(done)
-        first.add_rows(second.take_rows())
-        return joined.whole(first)
+        for one in (first, second):
+            joined.add_pages(one.take_pages())
+        return joined.whole(first.rpt)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "SPAN_ACCESSES", accesses)

@@ -37,7 +37,6 @@ from ptat_parser.kernel_log import ENTRY_SET, read_kernel_log
 from ptat_testbed import build, kernel_exercise
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
-PTE_TABLE_SPAN_BYTES = 2 << 20
 FRAME_MASK = np.uint64(0x000F_FFFF_FFFF_F000)
 """Bits 51:12 of an entry (SDM vol. 3, table 4-20)."""
 
@@ -126,11 +125,7 @@ def sequence_is_predicted(run: Run) -> None:
 
 
 def one_store_a_fault(run: Run) -> None:
-    """Each page of seqpage's or gups's memory cost one store when touched, one when unmapped.
-
-    `stores` counts from the first read of an entry on. The fault on the first page of a PTE table
-    found no table to read, so its store came before.
-    """
+    """Each page of seqpage's or gups's memory cost one store when touched, one when unmapped."""
     if match := re.search(r"gups first=(0x[0-9a-f]+) bytes=(\d+)", run.stdout):
         first, size_bytes = int(match[1], 16), int(match[2])
     else:
@@ -140,8 +135,7 @@ def one_store_a_fault(run: Run) -> None:
     inside = (columns["vaddr"] >= first) & (columns["vaddr"] < first + size_bytes)
     if not inside.any():
         raise Wrong(f"no miss at {first:#x}+{size_bytes:#x}")
-    opens_a_table = columns["vaddr"][inside] % PTE_TABLE_SPAN_BYTES == 0
-    wrong = columns["stores"][inside] != 2 - opens_a_table
+    wrong = columns["stores"][inside] != 2
     if wrong.any():
         raise Wrong(f"{np.count_nonzero(wrong)} pages took more or fewer stores than two")
 

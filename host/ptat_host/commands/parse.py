@@ -37,7 +37,7 @@ def add(commands: Commands[Parser]) -> None:
         metavar="N",
         type=positive_int,
         default=1,
-        help="threads to share the work; the results are the same (default: 1)",
+        help="processes to share the work; the results are the same (default: 1)",
     )
     where.add_argument(
         "--cluster",
