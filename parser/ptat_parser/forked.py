@@ -50,7 +50,8 @@ class Forked(Generic[T]):
         theirs.close()
 
     def _run(self, work: Callable[[], T], pipe: Connection, not_ours: list[Connection]) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who is interrupted ends the others
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # who is interrupted ends the others,
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so
         for other in not_ours:
             other.close()
         failed: Exception | None = None

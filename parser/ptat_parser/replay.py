@@ -30,6 +30,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -1179,10 +1180,13 @@ class Replayer:
 
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
-        entries = self._timed.kind != kernel_log.FAULT
-        timed = _Timed(*(column[entries] for column in self._timed))
         config = self._config._replace(faults=False, skips=True)
-        self._run(reader, span, _NO_RECORDS, config, timed, no_progress)
+        self._run(reader, span, _NO_RECORDS, config, self._timed_entries, no_progress)
+
+    @cached_property
+    def _timed_entries(self) -> _Timed:
+        entries = self._timed.kind != kernel_log.FAULT
+        return _Timed(*(column[entries] for column in self._timed))
 
     def run(
         self,

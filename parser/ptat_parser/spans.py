@@ -270,6 +270,7 @@ def replay_in_processes(
             theirs, pages = other.result()
             parts |= theirs
             joined.add_pages(pages)
+    progress("replaying", reader.blocks, reader.blocks)
     for number in range(len(spans)):
         joined.add(parts[number])
     return joined.whole(replayer.rpt)

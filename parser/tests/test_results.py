@@ -16,7 +16,7 @@ import pytest
 import synthetic
 from conftest import flip
 
-from ptat_parser import load, parse, results, validate, wire
+from ptat_parser import blocks, load, parse, results, spans, validate, wire
 from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
 from ptat_parser.parquet import Writer
 
@@ -125,10 +125,20 @@ def test_load_notices_a_newer_recording(session):
         load(path)
 
 
-def test_progress_reaches_the_end(session):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_progress_reaches_the_end(session, monkeypatch, workers):
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 1)
+    monkeypatch.setattr(blocks, "HALVES_BLOCKS", 2)
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
     seen = []
-    parse(session(steps=300), progress=lambda *step: seen.append(step))
+    path = session(steps=3000)
+    parse(path, progress=lambda *step: seen.append(step), workers=workers)
+    assert len(list((path / "results" / "misses").iterdir())) > 1
     assert {step for step, done, total in seen if done == total} == {"reading", "replaying"}
+    for name in ("reading", "replaying"):
+        done = [share for step, *share in seen if step == name]
+        assert done == sorted(done)
+        assert len({total for _, total in done}) == 1
 
 
 def test_stores_are_counted(tmp_path):
