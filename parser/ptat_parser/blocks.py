@@ -44,9 +44,6 @@ END_OF_TIME = 4 * COUNTER_TICKS
 STORES_REMEMBERED = 1 << 23
 """Of so many stores a reader remembers position, time and address, 12 bytes each."""
 
-HALVES_BLOCKS = 1 << 13
-"""A stream of fewer blocks is read faster than a process is forked."""
-
 CHUNK_BLOCKS = 128
 """Blocks decoded at a time: 1 MiB, which leave a core's cache room for what is counted."""
 
@@ -444,10 +441,10 @@ class BusReader:
         """Readers of two parts of the blocks ``first … end``, for two who look at them at once.
 
         `known` is what was found before. The second part may begin with another state (`before`)
-        than the first ends with: then it must be looked at again. Few blocks are one part.
+        than the first ends with: then it must be looked at again. A single chunk is one part.
         """
         middle = (first + end) // 2 // self.chunk_blocks * self.chunk_blocks
-        if end - first < HALVES_BLOCKS or middle <= first:
+        if middle <= first:
             middle = end
         parts = [self.part(first, middle)]
         parts[0].before = known.states[-1] if known.states else None

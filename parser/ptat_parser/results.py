@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -201,13 +201,14 @@ def _parse_into(
     threads: contextlib.ExitStack,
 ) -> dict[str, Any]:
     session.check_files()
-    log = kernel_log.read_kernel_log(session.kernel_path)
+    kernel = cache(partial(kernel_log.read_kernel_log, session.kernel_path))
+    entry_stores = cache(lambda: EntryStores(session, kernel()))
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     if workers > 1 and isinstance(reader, BusReader) and not can_fork(reader.path):
         reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
-    entry_stores = EntryStores(session, log)
     found = survey(reader, session.region, progress, entry_stores, workers)
+    log = kernel()
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
         if session.complete and not there:
             if not salvage:
@@ -222,7 +223,7 @@ def _parse_into(
         found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
     )
     fitted = clock.fit(*pairs, channel.tick_hz, session.kernel.tsc_hz)
-    entry_pairs = entry_stores.pairs(fitted)
+    entry_pairs = entry_stores().pairs(fitted)
     fitted = clock.fit(*pairs, channel.tick_hz, session.kernel.tsc_hz, entry_pairs)
     possible = 0 <= fitted.origin_cycles < 1 << 64 and fitted.cycles_per_tick > 0
     if not possible or fitted.residual_ns > clock.DELAY_MAX_NS:

@@ -16,6 +16,7 @@ from ptat_parser import wire
 from ptat_parser.anchors import EntryStores
 from ptat_parser.blocks import (
     END_OF_TIME,
+    OTHERS,
     BusReader,
     Known,
     Lost,
@@ -34,6 +35,9 @@ Progress = Callable[[str, int, int], None]
 
 
 SPANS_MAX = 1 << 16
+
+HALVES_BLOCKS = 1 << 13
+"""A stream of fewer blocks is read before a process is forked."""
 
 BLOCKS_BY_TWO = 1 << 17
 """So many are read by two at a time: what is seen in half of them is held."""
@@ -110,13 +114,14 @@ def survey(
     reader: Reader,
     region: Region,
     progress: Progress = no_progress,
-    entry_stores: EntryStores | None = None,
+    entry_stores: Callable[[], EntryStores | None] = lambda: None,
     workers: int = 1,
 ) -> Survey:
-    """Read the whole stream once. `entry_stores` are shown the stores that are no markers.
+    """Read the whole stream once.
 
-    With several `workers`, another process reads half of it. Raises `ParseError` for a damaged
-    stream and for one that is of another region.
+    What `entry_stores` gives is shown the stores that are no markers. With several `workers`, two
+    other processes read it, and have begun when `entry_stores` is
+    called. Raises `ParseError` for a damaged stream and for one that is of another region.
     """
     base = np.uint64(region.base)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
@@ -126,29 +131,37 @@ def survey(
     inside = False
     loss_pending = False
     done_blocks = 0
-    if workers > 1 and isinstance(reader, BusReader) and can_fork(reader.path):
-        chunks = _seen_by_two(reader, region)
-    else:
-        chunks = _seen(reader, region)
-    for chunk in chunks:
-        inside |= chunk.inside
-        rows, ticks, address = chunk.stores
-        if rows.size or chunk.lost:
-            is_marker = address - base < marker_bytes
-            if entry_stores:
-                entry_stores.note(ticks[~is_marker], address[~is_marker])
-            rows = rows[is_marker]
-            stores.append((rows + found.accesses, ticks[is_marker], address[is_marker]))
-            lost_before = np.zeros(rows.size + 1, np.bool_)
-            lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
-            lost_before[0] |= loss_pending
-            loss_pending = bool(lost_before[-1])
-            after_loss.append(lost_before[:-1])
-        first = chunk.first
-        found.chunks.append(FirstAccess(found.accesses, *first) if first else None)
-        _count(chunk, found)
-        done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
-        progress("reading", done_blocks, reader.blocks)
+    with contextlib.ExitStack() as stack:
+        chunks: Iterable[Seen]
+        if (
+            workers > 1
+            and isinstance(reader, BusReader)
+            and reader.blocks >= HALVES_BLOCKS
+            and can_fork(reader.path)
+        ):
+            chunks = stack.enter_context(_SeenByTwo(reader, region))
+        else:
+            chunks = _seen(reader, region)
+        shown = entry_stores()
+        for chunk in chunks:
+            inside |= chunk.inside
+            rows, ticks, address = chunk.stores
+            if rows.size or chunk.lost:
+                is_marker = address - base < marker_bytes
+                if shown:
+                    shown.note(ticks[~is_marker], address[~is_marker])
+                rows = rows[is_marker]
+                stores.append((rows + found.accesses, ticks[is_marker], address[is_marker]))
+                lost_before = np.zeros(rows.size + 1, np.bool_)
+                lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
+                lost_before[0] |= loss_pending
+                loss_pending = bool(lost_before[-1])
+                after_loss.append(lost_before[:-1])
+            first = chunk.first
+            found.chunks.append(FirstAccess(found.accesses, *first) if first else None)
+            _count(chunk, found)
+            done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
+            progress("reading", done_blocks, reader.blocks)
     if not found.started:
         found.losses.add_span(0, found.first_ticks)
     if not found.stopped:
@@ -184,31 +197,54 @@ def _seen(reader: Reader, region: Region) -> Iterator[Seen]:
         )
 
 
-def _seen_by_two(reader: BusReader, region: Region) -> Iterator[Seen]:
-    """The same, but that another process reads half of it."""
-    known = Known(0)
-    for start in range(0, reader.blocks, BLOCKS_BY_TWO):
-        end = min(start + BLOCKS_BY_TWO, reader.blocks)
-        first, *rest = reader.halves(start, end, known)
-        seen: Iterable[Seen] = ()
-        with contextlib.ExitStack() as stack:
-            others = [
-                stack.enter_context(Forked(partial(_all_seen, part, region))) for part in rest
-            ]
-            yield from _seen(first, region)
-            known.extend(first.found)
-            for part, other in zip(rest, others, strict=True):
-                if part.before == known.states[-1]:
-                    seen, part.found = other.result()
-                    for i, chunk in zip(range(len(part.found.stored)), seen, strict=False):
-                        part.found.remember(i, chunk.stores)
-                else:
-                    part.before = known.states[-1]
-                    seen = _seen(part, region)
-        for part in rest:
+class _SeenByTwo:
+    """The same, but that two other processes read, half of so many blocks each.
+
+    They begin at once, and go on while what they have seen is made use of. A context manager, at
+    whose end they are no more.
+    """
+
+    def __init__(self, reader: BusReader, region: Region) -> None:
+        self._reader, self._region = reader, region
+        self._known = Known(0)
+        self._end = 0
+        self._begin()
+
+    def __enter__(self) -> _SeenByTwo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def _begin(self) -> None:
+        start, self._end = self._end, min(self._end + BLOCKS_BY_TWO, self._reader.blocks)
+        self._parts = self._reader.halves(start, self._end, self._known)
+        self._others: list[Forked[tuple[list[Seen], Known]]] = []
+        self._running = contextlib.ExitStack()
+        for part in self._parts:
+            forked = Forked(partial(_all_seen, part, self._region), self._others)
+            self._others.append(self._running.enter_context(forked))
+
+    def __iter__(self) -> Iterator[Seen]:
+        while self._parts:
+            seen: list[Seen] = []
+            with self._running:
+                for part, other in zip(self._parts, self._others, strict=True):
+                    if self._known.states and part.before != self._known.states[-1]:
+                        part.before = self._known.states[-1]
+                        chunks, found = _all_seen(part, self._region)
+                    else:
+                        chunks, found = other.result()
+                    for i, holds in enumerate(found.holds):
+                        if holds != OTHERS:
+                            found.remember(i, chunks[i].stores)
+                    self._known.extend(found)
+                    seen += chunks
+            self._parts = []
+            if self._end < self._reader.blocks:
+                self._begin()
             yield from seen
-            known.extend(part.found)
-    reader.known = known
+        self._reader.known = self._known
 
 
 def _all_seen(reader: BusReader, region: Region) -> tuple[list[Seen], Known]:

@@ -528,7 +528,7 @@ def test_an_error_of_a_worker_is_told(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("reading", [False, True])
 def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
-    monkeypatch.setattr(blocks, "HALVES_BLOCKS", 2 if reading else 1 << 40)
+    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2 if reading else 1 << 40)
     path = busy(tmp_path / "s", phases=2)
     parent = os.getpid()
     kept = replay.Replayer.run, survey._all_seen
@@ -594,7 +594,7 @@ def test_two_see_what_one_sees(
         (path / "bus.0.ptb").rename(file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
-        patch.setattr(blocks, "HALVES_BLOCKS", 2)
+        patch.setattr(survey, "HALVES_BLOCKS", 2)
         patch.setattr(blocks, "STORES_REMEMBERED", remembered)
         patch.setattr(survey, "BLOCKS_BY_TWO", at_once)
         found = []
@@ -614,7 +614,7 @@ def test_two_see_what_one_sees(
 
 def test_two_see_a_counter_that_wraps(tmp_path, monkeypatch):
     """Who reads the second half cannot know, and it is read again."""
-    monkeypatch.setattr(blocks, "HALVES_BLOCKS", 2)
+    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2)
     records = [("access", 1 << 22, 8 * i, i % 7 == 0) for i in range(8000)]
     data, _ = encode(records, ticks=blocks.COUNTER_TICKS - (2000 << 22))
     (tmp_path / "bus").write_bytes(data)
@@ -624,7 +624,7 @@ def test_two_see_a_counter_that_wraps(tmp_path, monkeypatch):
     assert first.found.states[-1] != second.before
     region = SimpleNamespace(base=0, size_bytes=1 << 20)
     seen = []
-    for way in (survey._seen_by_two, survey._seen):
+    for way in (survey._SeenByTwo, survey._seen):
         seen.append([(c.first, c.last_ticks, c.stores[1].tolist()) for c in way(reader, region)])
         reader.known = None
     assert seen[0] == seen[1]
