@@ -347,15 +347,11 @@ class Known:
             self.stored[chunk] = _Remembered(stores)
 
     def extend(self, after: Known) -> None:
-        """Know what was found in the blocks after, too."""
+        """Know what was found in the blocks after, too, but for their stores."""
         self.damaged |= after.damaged
         self.holds += after.holds
         self.states[-1:] = after.states
-        if self.stores + after.stores <= STORES_REMEMBERED:
-            self.stored += after.stored
-            self.stores += after.stores
-        else:
-            self.stored += [None] * len(after.stored)
+        self.stored += [None] * len(after.stored)
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,7 @@ class _SeenByTwo:
     def __iter__(self) -> Iterator[Seen]:
         while self._parts:
             seen: list[Seen] = []
+            at = len(self._known.holds)
             with self._running:
                 for part, other in zip(self._parts, self._others, strict=True):
                     if self._known.states and part.before != self._known.states[-1]:
@@ -235,15 +236,16 @@ class _SeenByTwo:
                         chunks, found = _all_seen(part, self._region)
                     else:
                         chunks, found = other.result()
-                    for i, holds in enumerate(found.holds):
-                        if holds != OTHERS:
-                            found.remember(i, chunks[i].stores)
                     self._known.extend(found)
                     seen += chunks
             self._parts = []
             if self._end < self._reader.blocks:
                 self._begin()
-            yield from seen
+            for chunk in seen:
+                if at < len(self._known.holds) and self._known.holds[at] != OTHERS:
+                    self._known.remember(at, chunk.stores)
+                at += 1
+                yield chunk
         self._reader.known = self._known
 
 
