@@ -45,9 +45,15 @@ class Forked(Generic[T]):
         not_theirs = [self._pipe, *(other._pipe for other in others or [])]
         self._process = context.Process(target=self._run, args=(work, theirs, not_theirs))
         gc.freeze()  # else collecting garbage would copy all memory
-        self._process.start()
-        gc.unfreeze()
-        theirs.close()
+        try:
+            self._process.start()
+        except OSError as error:
+            raise PtatError(
+                f"cannot start a worker process: {error.strerror}", "use fewer --workers"
+            ) from error
+        finally:
+            gc.unfreeze()
+            theirs.close()
 
     def _run(self, work: Callable[[], T], pipe: Connection, not_ours: list[Connection]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who is interrupted ends the others,

@@ -546,6 +546,17 @@ def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
     assert not list(path.glob("results*"))
 
 
+def test_that_no_process_can_be_started_is_told(tmp_path, monkeypatch):
+    def fail():
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    path = busy(tmp_path / "s", phases=2)
+    monkeypatch.setattr(os, "fork", fail)
+    with pytest.raises(PtatError, match=r"temporarily unavailable \(use fewer --workers"):
+        parse(path, workers=2)
+    assert not list(path.glob("results*"))
+
+
 def test_who_is_interrupted_ends_the_others(tmp_path, monkeypatch):
     path = busy(tmp_path / "s", phases=2)
     parent = os.getpid()
