@@ -14,7 +14,6 @@ import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ptat_parser.errors import PtatError
@@ -107,12 +106,7 @@ class Forked(Generic[T]):
     def __enter__(self) -> Forked[T]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process.is_alive():
             self._process.terminate()
         self._process.join()
