@@ -22,7 +22,8 @@ All are one core's, by the CPU time that they take, which on a machine with noth
 the time that passes; but bound_workers and workers_2, ``ptat parse --workers 2``, are by the
 latter. `elapsed_s` has that of all. The counts of all must be the same. `start_s` is how long a
 Python takes from its start to the results of a capture of 100,000 records, when what numba compiles
-is in its cache.
+is in its cache. `peak_mib` is the most memory of one process, of workers_2 that of all together,
+what they share counted once.
 """
 
 from __future__ import annotations

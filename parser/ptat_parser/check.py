@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ptat_parser import kernel_log, markers, results
 from ptat_parser.check_capture import Capture, check_channel, locate, merged
@@ -34,7 +35,7 @@ from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.session import Session
 from ptat_parser.survey import Progress, no_progress
-from ptat_parser.violations import Report
+from ptat_parser.violations import Check, Report
 
 __all__ = ["Report", "check"]
 
@@ -158,21 +159,14 @@ def _check_counts(session: Session, capture: Capture, report: Report, progress: 
     totals, unexplained = summary["totals"], summary["unexplained"]
     pages = found.pages()
     processes = summary["processes"]
-    by_kind = np.zeros(3, np.int64)
     if (found.path / "misses").is_dir():
-        for name, batches in (("misses", found.misses()), ("other", found.others())):
-            last_ns = None
-            for time, _, *kind in batches:
-                by_kind += np.bincount(kind[0], minlength=3) if kind else [time.size, 0, 0]
-                before = time[:1] if last_ns is None else [last_ns]
-                backwards = np.flatnonzero(np.diff(time, prepend=before) < 0)
-                if backwards.size:
-                    message = f"row of {time[backwards[0]]} ns after one of a later time"
-                    file = f"{session.results_path.name}/{name}"
-                    report.violated(current, message, file, int(backwards.size))
-                last_ns = time[-1] if time.size else last_ns
+        try:
+            by_kind = _count_rows(session, found, current, report)
+        except PtatError as error:
+            report.violated(current, error.message, session.results_path.name)
+            return
     else:
-        by_kind[:] = totals["misses"], totals["faulted"], totals["pmd_reads"]
+        by_kind = np.array([totals[name] for name in ("misses", "faulted", "pmd_reads")])
     name = f"{session.results_path.name}/summary.json"
     table = f"{session.results_path.name}/pages.parquet"
     files = f"{session.results_path.name}/misses"
@@ -244,3 +238,22 @@ def _check_counters(
     if not lost:
         equal(name, "reads", reads, "in the capture", capture.reads)
         equal(name, "stores of entries", region["cpu_entry_stores"], "in the capture", stores)
+
+
+def _count_rows(
+    session: Session, found: results.Results, current: Check, report: Report
+) -> npt.NDArray[np.int64]:
+    """How many rows of single reads there are of each kind; time must not run backwards."""
+    by_kind = np.zeros(3, np.int64)
+    for name, batches in (("misses", found.misses()), ("other", found.others())):
+        last_ns = None
+        for time, _, *kind in batches:
+            by_kind += np.bincount(kind[0], minlength=3) if kind else [time.size, 0, 0]
+            before = time[:1] if last_ns is None else [last_ns]
+            backwards = np.flatnonzero(np.diff(time, prepend=before) < 0)
+            if backwards.size:
+                message = f"row of {time[backwards[0]]} ns after one of a later time"
+                file = f"{session.results_path.name}/{name}"
+                report.violated(current, message, file, int(backwards.size))
+            last_ns = time[-1] if time.size else last_ns
+    return by_kind

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import quick
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.merge import Reader
 from ptat_parser.replay import Part, Replayer, Span
-from ptat_parser.spans import (
-    AHEAD,
-    Joined,
-    MakeOutput,
-    Packed,
-    Replay,
-    jobs,
-    replay_span,
-    unpacked,
-)
+from ptat_parser.spans import Joined, MakeOutput, Replay, jobs, replay_span
 from ptat_parser.survey import Progress, no_progress
 
 if TYPE_CHECKING:
     from distributed import Client
 
+I64 = npt.NDArray[np.int64]
+_Packed: TypeAlias = list[tuple[int, npt.NDArray[Any]]]
+
 CONNECT_S = 10
+
+AHEAD = 2
+"""Spans that each thread of the cluster is given at a time."""
 
 
 def replay_on_cluster(
@@ -76,13 +77,28 @@ def _replay(
             replayed.append(client.submit(_replay_span, setup, job, pure=False))
         part, pages = replayed.popleft().result()
         joined.add(part)
-        joined.add_pages(unpacked(pages))
+        joined.add_pages(_unpacked(pages))
         progress("replaying", span.end_block, reader.blocks)
     for _ in waiting:  # the last span's effects on the tables
         pass
     return joined.whole(replayer.rpt)
 
 
-def _replay_span(setup: bytes, job: bytes) -> tuple[Part, Packed]:
+def _replay_span(setup: bytes, job: bytes) -> tuple[Part, _Packed]:
     replayer, make_output = pickle.loads(setup)
-    return replay_span(replayer, make_output, job)
+    part, pages = replay_span(replayer, make_output, job)
+    return part, _packed(pages)
+
+
+def _packed(pages: I64) -> _Packed:
+    """Columns in no more bytes than they need, each with its least value."""
+    least = [int(values.min(initial=quick.NEVER_READ)) for values in pages]
+    return [
+        (low, (values - low).astype(np.min_scalar_type(int(values.max(initial=low)) - low)))
+        for low, values in zip(least, pages, strict=True)
+    ]
+
+
+def _unpacked(columns: _Packed) -> I64:
+    """What was `_packed`."""
+    return np.stack([values.astype(np.int64) + low for low, values in columns])

@@ -51,6 +51,8 @@ FORMAT = "ptat-results"
 VERSION = 5
 
 _NO_ROW = np.iinfo(np.uint32).max
+_BLOCK_BITS = np.uint32(9)
+_IN_BLOCK = np.uint32((1 << 9) - 1)
 
 WAITING = "waiting for who parses it already"
 
@@ -72,7 +74,7 @@ class Results:
 
     def pages(self) -> pa.Table:
         """``pages.parquet``: one row for each page; `page` is the row's index."""
-        stored = self._stored_pages()
+        stored = self._stored_pages(None)
         row = np.arange(len(stored), dtype=np.uint32)
         return stored.set_column(stored.schema.get_field_index("page"), "page", [row])
 
@@ -92,12 +94,13 @@ class Results:
     @cached_property
     def page_numbers(self) -> npt.NDArray[np.uint32]:
         """The number, in the files of reads, of each row's page; ascending."""
-        numbers: npt.NDArray[np.uint32] = self._stored_pages()["page"].to_numpy()
+        numbers: npt.NDArray[np.uint32] = self._stored_pages(["page"])["page"].to_numpy()
         return numbers
 
     def row_of(self, number: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """The rows of pages, given their numbers in the files."""
-        rows = self._row_of_number.take(number, mode="clip")
+        starts, row_at = self._rows_by_block
+        rows = row_at[starts.take(number >> _BLOCK_BITS, mode="clip") + (number & _IN_BLOCK)]
         if rows.max(initial=0) == _NO_ROW:
             raise BadInput(
                 f"{self.path}: pages.parquet does not know a page of the reads",
@@ -106,17 +109,25 @@ class Results:
         return rows
 
     @cached_property
-    def _row_of_number(self) -> npt.NDArray[np.uint32]:
-        numbers = self.page_numbers
-        rows = np.full(int(numbers.max(initial=0)) + 2, _NO_ROW, np.uint32)
-        rows[numbers] = np.arange(numbers.size)
-        return rows
+    def _rows_by_block(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """Where each block of numbers begins in the second array, and the rows of the numbers.
 
-    def _stored_pages(self) -> pa.Table:
+        Numbers have gaps, so blocks without pages all lead to one.
+        """
+        numbers = self.page_numbers
+        block = numbers >> _BLOCK_BITS
+        used = np.unique(block)
+        starts = np.zeros(int(block.max(initial=0)) + 2, np.uint32)
+        starts[used] = np.arange(1, used.size + 1) << _BLOCK_BITS
+        row_at = np.full((used.size + 1) << _BLOCK_BITS, _NO_ROW, np.uint32)
+        row_at[starts[block] + (numbers & _IN_BLOCK)] = np.arange(numbers.size)
+        return starts, row_at
+
+    def _stored_pages(self, columns: list[str] | None) -> pa.Table:
         import pyarrow.parquet as pq
 
         with storage.opened(self.path / "pages.parquet") as file:
-            return pq.read_table(file)
+            return pq.read_table(file, columns=columns)
 
     def _batches(self, name: str) -> Iterator[pa.RecordBatch]:
         import pyarrow.parquet as pq

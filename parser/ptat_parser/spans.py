@@ -20,7 +20,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 I64 = npt.NDArray[np.int64]
-Packed: TypeAlias = list[tuple[int, npt.NDArray[Any]]]
 U64 = npt.NDArray[np.uint64]
 
 SPAN_ACCESSES = 1 << 24
@@ -190,7 +189,7 @@ class Output(Protocol):
 
 
 MakeOutput = Callable[[Span], Output | None]
-"""Makes the output of a span; None: nothing is written. Is called by many threads, or sent."""
+"""Makes the output of a span; None: nothing is written. Is called by many processes."""
 
 
 def replay_here(
@@ -233,9 +232,6 @@ def _part(reader: Reader, spans: list[Span], span: Span) -> Reader:
 
 # Side by side -------------------------------------------------------------------------------------
 
-AHEAD = 2
-"""Spans that each worker of a cluster is given at a time."""
-
 
 def replay_in_processes(
     workers: int,
@@ -251,17 +247,18 @@ def replay_in_processes(
     lock, which they hand on so often that two are hardly faster than one.
     """
     claimed = multiprocessing.get_context("fork").Value("q", 0)
+    pid = os.getpid()
     progress = _of_all(progress, reader)
 
     def work() -> tuple[dict[int, Part], I64]:
-        parts = _replay_claimed(claimed, replayer, reader, spans, make_output)
+        parts = _replay_claimed(pid, claimed, replayer, reader, spans, make_output)
         return parts, replayer.take_pages()
 
     with contextlib.ExitStack() as stack:
         others: list[Forked[tuple[dict[int, Part], I64]]] = []
         for _ in range(min(workers, len(spans)) - 1):
             others.append(stack.enter_context(Forked(work, others)))
-        parts = _replay_claimed(claimed, replayer, reader, spans, make_output, progress)
+        parts = _replay_claimed(pid, claimed, replayer, reader, spans, make_output, progress)
         for span in spans[max(parts, default=-1) + 1 :]:
             replayer.skip(_part(reader, spans, span), span)
         joined = Joined()
@@ -277,6 +274,7 @@ def replay_in_processes(
 
 
 def _replay_claimed(
+    pid: int,
     claimed: Synchronized[int],
     replayer: Replayer,
     reader: Reader,
@@ -284,11 +282,13 @@ def _replay_claimed(
     make_output: MakeOutput,
     progress: Progress = no_progress,
 ) -> dict[int, Part]:
-    """Replay spans that nobody else has claimed, skip those before that others have."""
+    """Replay spans that nobody else has claimed, skip those before that others have.
+
+    `pid`: the process that wants them; those that it forked end with it.
+    """
     parts: dict[int, Part] = {}
     passed = 0
-    parent = os.getppid()
-    while os.getppid() == parent:  # who was killed wants nothing any more
+    while pid in (os.getpid(), os.getppid()):
         with claimed.get_lock():
             number = claimed.value
             claimed.value += 1
@@ -315,23 +315,9 @@ def jobs(replayer: Replayer, reader: Reader, spans: list[Span]) -> Iterator[byte
         replayer.skip(part, span)
 
 
-def replay_span(replayer: Replayer, make_output: MakeOutput, job: bytes) -> tuple[Part, Packed]:
-    """Replay the span of a job."""
+def replay_span(replayer: Replayer, make_output: MakeOutput, job: bytes) -> tuple[Part, I64]:
+    """Replay the span of a job: what was found, and what was counted of pages."""
     span, reader, checkpoint = pickle.loads(job)
     replayer.go_to(checkpoint)
     part = _replay(replayer, reader, span, make_output)
-    return part, packed(replayer.take_pages())
-
-
-def packed(pages: I64) -> Packed:
-    """Columns in no more bytes than they need, each with its least value."""
-    least = [int(values.min(initial=quick.NEVER_READ)) for values in pages]
-    return [
-        (low, (values - low).astype(np.min_scalar_type(int(values.max(initial=low)) - low)))
-        for low, values in zip(least, pages, strict=True)
-    ]
-
-
-def unpacked(columns: Packed) -> I64:
-    """What was `packed`."""
-    return np.stack([values.astype(np.int64) + low for low, values in columns])
+    return part, replayer.take_pages()

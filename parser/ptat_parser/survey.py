@@ -120,8 +120,8 @@ def survey(
     """Read the whole stream once.
 
     What `entry_stores` gives is shown the stores that are no markers. With several `workers`, two
-    other processes read it, and have begun when `entry_stores` is
-    called. Raises `ParseError` for a damaged stream and for one that is of another region.
+    other processes read it, and have begun when `entry_stores` is called. Raises `ParseError` for
+    a damaged stream and for one that is of another region.
     """
     base = np.uint64(region.base)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
@@ -220,10 +220,11 @@ class _SeenByTwo:
         start, self._end = self._end, min(self._end + BLOCKS_BY_TWO, self._reader.blocks)
         self._parts = self._reader.halves(start, self._end, self._known)
         self._others: list[Forked[tuple[list[Seen], Known]]] = []
-        self._running = contextlib.ExitStack()
-        for part in self._parts:
-            forked = Forked(partial(_all_seen, part, self._region), self._others)
-            self._others.append(self._running.enter_context(forked))
+        with contextlib.ExitStack() as running:
+            for part in self._parts:
+                forked = Forked(partial(_all_seen, part, self._region), self._others)
+                self._others.append(running.enter_context(forked))
+            self._running = running.pop_all()
 
     def __iter__(self) -> Iterator[Seen]:
         while self._parts:

@@ -324,6 +324,12 @@ def test_files_that_contradict(session):
         "results/misses",
         f"row of {table['time'][0]} ns after one of a later time",
     )
+    page = table["page"].to_numpy().copy()
+    for unknown in (page.max() + 100_000, page.max() + 1, 1):
+        assert unknown not in page
+        page[0] = unknown
+        pq.write_table(table.set_column(1, table.schema.field("page"), pa.array(page)), part)
+        assert "does not know a page" in first(path)[1].message
     pq.write_table(table, part)
     pages = pq.read_table(path / "results" / "pages.parquet")
     misses = pages["misses"].to_pylist()

@@ -8,6 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import synthetic
 from conftest import flip
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ptat_parser import blocks, load, parse, results, spans, survey, validate, wire
 from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
@@ -88,6 +91,27 @@ def test_parts(session, monkeypatch):
     found = parse(path)
     assert len(list((path / "results" / "misses").iterdir())) > 3
     assert sum(time.size for time, _ in found.misses()) == found.summary["totals"]["misses"]
+
+
+@settings(max_examples=100)
+@given(
+    known=st.sets(st.integers(0, 1 << 20) | st.integers((1 << 32) - 600, (1 << 32) - 1)),
+    asked=st.lists(st.integers(0, (1 << 32) - 1)),
+)
+def test_rows_of_numbers(known, asked):
+    """Also far apart, in little memory; a number that no page has is told."""
+    numbers = np.array(sorted(known), np.uint32)
+    found = results.Results(SimpleNamespace(results_path=Path("results")), {})
+    found.__dict__["page_numbers"] = numbers
+    row_of = {number: row for row, number in enumerate(numbers.tolist())}
+    assert found.row_of(numbers[::-1]).tolist() == list(reversed(row_of.values()))
+    near = {number + step for number in known for step in (-1, 1, 512)} | set(asked)
+    for number in near - known:
+        if 0 <= number < 1 << 32:
+            with pytest.raises(BadInput, match="run ptat parse again"):
+                found.row_of(np.array([number], np.uint32))
+    taken = sum(array.nbytes for array in found._rows_by_block)
+    assert taken <= (4 << 23) + 2048 * (numbers.size + 2)
 
 
 def test_counts_only(session):

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -211,7 +212,7 @@ def test_who_skips_spans_finds_the_same(
                 done, pages = spans.replay_span(alone, make_output, job)
                 first.skip(part, span)
                 second.skip(part, span)
-                joined.add_pages(spans.unpacked(pages))
+                joined.add_pages(pages)
             else:
                 done = spans._replay(mine, part, span, make_output)
                 other.skip(part, span)
@@ -544,6 +545,15 @@ def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
         parse(path, workers=2)
     assert "--workers" in error.value.hint
     assert not list(path.glob("results*"))
+
+
+def test_who_was_forked_by_one_that_ended_claims_nothing():
+    claimed = multiprocessing.Value("q", 0)
+    planned = [replay.Span(number, number, number + 1) for number in range(3)]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert spans._replay_claimed(ended.pid, claimed, None, None, planned, None) == {}
+    assert claimed.value == 0
 
 
 def test_that_no_process_can_be_started_is_told(tmp_path, monkeypatch):
