@@ -145,6 +145,24 @@ to them with a lock, as queues have.
 """
 
 
+def _prefetch(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        i32 = ir.IntType(32)
+        place = builder.bitcast(builder.gep(made.data, [arguments[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [place.type, i32, i32, i32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        to_read, to_all_caches, data = ir.Constant(i32, 0), ir.Constant(i32, 3), ir.Constant(i32, 1)
+        builder.call(function, [place, to_read, to_all_caches, data])
+        return context.get_dummy_value()
+
+    return numba.void(array, numba.uint64), generate
+
+
+prefetch: Callable[[Any, Integer], None] = _intrinsic(_prefetch)
+"""Have an element of an array brought to the core's cache; the index is unsigned."""
+
+
 _pread: Any = numba.types.ExternalFunction(
     "pread",
     numba.types.int64(

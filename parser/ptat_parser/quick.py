@@ -2,10 +2,11 @@
 """What a replay does with nearly all accesses, and therefore quickly.
 
 These are reads of PTEs of which it is known, or plain to see, that they are misses. All that waits
-for memory is a counter of two bytes and a time, and little is done besides, so that a core waits
-for many of them at once; what is written of each read goes past its caches. A table's page that
-needs a closer look has `rpt.NO_SLOT` as its first slot: the counters there are always 0, so that
-one comparison finds all that is not plain.
+for memory is a word with the number of a slot's reads and the time of the last. The slots are found
+beforehand, so that these words are on their way to a core's cache when they are needed; what is
+written of each read goes past its caches. A table's page that needs a closer look has `rpt.NO_SLOT`
+as its first slot: the numbers there are always 0, so that one comparison finds all that is not
+plain.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from ptat_parser.blocks import (
     ACCESS_DELTA_SHIFT,
     WRITE_BIT,
 )
-from ptat_parser.jit import Integer, inlined, jit, put_passing
-from ptat_parser.rpt import EMPTY, ENTRIES, NO_SLOT
+from ptat_parser.jit import Integer, inlined, jit, prefetch, put_passing
+from ptat_parser.rpt import COUNT_BITS, COUNTED_MAX, EMPTY, ENTRIES, ROW_MASK
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
-U16 = npt.NDArray[np.uint16]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
@@ -43,9 +43,13 @@ NEVER_READ = np.iinfo(np.int64).max
 
 _PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
 _PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
-_NONE, _ONE = np.uint16(0), np.uint16(1)
-_ZERO, _NEXT = np.uint64(0), np.uint64(1)
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
 _ENTRY = np.uint64(ENTRIES - 1)
+_ROW_MASK, _WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
+_COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
+
+AHEAD = 32
+"""So many reads before one, its word is fetched."""
 
 
 @inlined
@@ -61,7 +65,7 @@ def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -
 @inlined
 def row_of_page(number: Integer, row_of: U32, pages: I64, rows: Integer) -> tuple[Integer, Integer]:
     """A page's row, which it has from now on, and how many there are then."""
-    row = np.int64(row_of[number])
+    row = np.int64(row_of[number] & _ROW_MASK)
     if row == 0:
         rows += 1
         row = rows
@@ -72,25 +76,57 @@ def row_of_page(number: Integer, row_of: U32, pages: I64, rows: Integer) -> tupl
 
 
 @inlined
-def may_count(word: Integer, base: Integer, size: Integer, quick_slot: U32) -> bool:
-    """Whether `count_reads` may count this access; asking first spares many calls for nothing."""
-    return bool(quick_slot[min((word & _PLACE) - base, size) >> _PAGE_SHIFT] != NO_SLOT)
+def note_read(number: Integer, now: Integer, row_of: U32, pages: I64, rows: Integer) -> Integer:
+    """Note the first read of a page; how many rows there are then.
+
+    Most pages were read before, and their rows are in no cache.
+    """
+    if not row_of[number] & _WAS_READ:
+        row, rows = row_of_page(number, row_of, pages, rows)
+        row_of[number] |= _WAS_READ
+        pages[row, P_FIRST] = now
+    return rows
+
+
+@jit
+def find_slots(
+    words: U64,
+    start: Integer,
+    end: Integer,
+    base: Integer,
+    size: Integer,
+    in_line: Integer,
+    quick_slot: U32,
+    slots: U32,
+) -> None:
+    """The slot that each access from `start` to `end` reads, if `count_reads` may count it.
+
+    `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's index that a bus
+    address shows.
+    """
+    i, stop = np.uint64(start), np.uint64(end)
+    while i < stop:
+        place = min((words[i] & _PLACE) - base, size)
+        slots[i] = quick_slot[place >> _PAGE_SHIFT] + (place & in_line)
+        i += _ONE
+
+
+@inlined
+def may_count(slot: Integer) -> bool:
+    """Whether `count_reads` may count an access; asking first spares many calls for nothing."""
+    return bool(slot >= ENTRIES)
 
 
 @jit
 def count_reads(
     words: U64,
     time: U64,
+    slots: U32,
     start: Integer,
     end: Integer,
     now: Integer,
-    base: Integer,
-    size: Integer,
-    in_line: Integer,
-    quick_slot: U32,
-    counted: U16,
-    carried: U32,
-    recent: U32,
+    line: Integer,
+    tally: U64,
     epoch: Integer,
     state: U8,
     range_of_frame: npt.NDArray[np.int32],
@@ -105,61 +141,55 @@ def count_reads(
     """Count the reads from `start` on, up to the first access that needs a closer look.
 
     Times are those of `time`, or where that is empty, told from `now`, the time of the access
-    before `start`. `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's
-    index that a bus address shows; `rows`: how many pages have. With `keep`, time and page of each
-    read are written to the records, from `at` on. Returns where that access is, the time of the one
-    before it, and how many rows there are.
+    before `start`. `slots`, which has room for `AHEAD` more, is what `find_slots` found; `line`:
+    entries that a bus address stands for; `rows`: how many pages have. With `keep`, time and page
+    of each read are written to the records, from `at` on. Returns where that access is, the time of
+    the one before it, and how many rows there are.
     """
     timed = time.size > 0
     # Unsigned indices take no check of their sign.
     i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
-    line = ENTRIES - np.int64(in_line)
+    ahead = np.uint64(AHEAD)
     each = np.uint64(line)
     while True:
-        # The inner loop, whose one branch is that a counter is 0 or full.
-        slot, known, before = _ZERO, _NONE, now
+        # The inner loop, whose one branch is that a number is 0 or full.
+        slot, known, before = _ZERO, _ZERO, now
         while i < stop:
-            word = words[i]
+            prefetch(tally, np.uint64(slots[i + ahead]))
+            slot = np.uint64(slots[i])
             before = now
-            now = time[i] if timed else now + (word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
-            place = min((word & _PLACE) - base, size)
-            slot = np.uint64(quick_slot[place >> _PAGE_SHIFT]) + (place & in_line)
-            known = counted[slot]
-            if np.uint16(known + _ONE) < 2:
+            now = time[i] if timed else now + (words[i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
+            known = tally[slot] + _ONE & _COUNT_MASK
+            if known < 2:
                 break
-            counted[slot] = known + _ONE
-            recent[slot] = now - epoch
+            tally[slot] = now - epoch << _COUNT_SHIFT | known
             if keep:
                 range_ = np.uint64(range_of_frame[slot >> _PAGE_SHIFT])
                 entry = (range_ << _PAGE_SHIFT) + (slot & _ENTRY)
                 put_passing(out_time, first_record + i, now)
-                put_passing(out_page, first_record + i, np.uint32(entry * each + each - _NEXT))
-            i += _NEXT
+                put_passing(out_page, first_record + i, np.uint32(entry * each + each - _ONE))
+            i += _ONE
         if i == stop:
             return end, now, rows
         here = np.int64(slot)
         page = page_number(range_of_frame[here // ENTRIES], here % ENTRIES, line, line)
-        if known:
-            carried[slot] += np.uint32(known)
+        if known == 0:
+            pages[np.int64(row_of[page] & _ROW_MASK), P_MISSES] += COUNTED_MAX
         else:
-            if here < ENTRIES or state[slot] == EMPTY:
+            if not may_count(here) or state[slot] == EMPTY:
                 return np.int64(i), before, rows
-            row, rows = row_of_page(page, row_of, pages, rows)
-            pages[row, P_FIRST] = min(pages[row, P_FIRST], np.int64(now))
-        counted[slot] = _ONE
-        recent[slot] = now - epoch
+            rows = note_read(page, now, row_of, pages, rows)
+        tally[slot] = now - epoch << _COUNT_SHIFT | _ONE
         if keep:
             put_passing(out_time, first_record + i, now)
             put_passing(out_page, first_record + i, np.uint32(page))
-        i += _NEXT
+        i += _ONE
 
 
 @jit
 def collect(
     slots: Integer,
-    counted: U16,
-    carried: U32,
-    recent: U32,
+    tally: U64,
     epoch_ticks: Integer,
     range_of_frame: npt.NDArray[np.int32],
     row_of: U32,
@@ -168,13 +198,13 @@ def collect(
 ) -> None:
     """Move what was counted of the first so many slots to the rows of their pages."""
     for slot in range(slots):
-        if counted[slot]:
+        if tally[slot]:
             range_ = range_of_frame[slot // ENTRIES]
-            row = row_of[page_number(range_, slot % ENTRIES, line, line)]
-            pages[row, P_MISSES] += np.int64(counted[slot]) + np.int64(carried[slot])
-            last = epoch_ticks + np.int64(recent[slot])
+            row = np.int64(row_of[page_number(range_, slot % ENTRIES, line, line)] & _ROW_MASK)
+            pages[row, P_MISSES] += np.int64(tally[slot] & _COUNT_MASK)
+            last = epoch_ticks + np.int64(tally[slot] >> _COUNT_SHIFT)
             pages[row, P_LAST] = max(pages[row, P_LAST], last)
-            counted[slot] = carried[slot] = 0
+            tally[slot] = 0
 
 
 @jit
@@ -182,7 +212,7 @@ def in_order(row_of: U32, pages: I64, columns: I64) -> None:
     """Fill columns with the rows of pages, in the order of their numbers."""
     n: Integer = 0
     for number in range(row_of.size):
-        row = row_of[number]
+        row = np.int64(row_of[number] & _ROW_MASK)
         if row:
             for column in range(PAGE_COLUMNS):
                 columns[column, n] = pages[row, column]

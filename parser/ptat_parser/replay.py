@@ -57,21 +57,24 @@ from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping, put_pass
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
+    AHEAD,
     P_FAULTED,
-    P_FIRST,
     P_LAST,
     P_MISSES,
     P_STORES,
     PAGE_COLUMNS,
     collect,
     count_reads,
+    find_slots,
     in_order,
     may_count,
+    note_read,
     page_number,
     row_of_page,
 )
 from ptat_parser.rpt import (
     CLEARING,
+    COUNT_BITS,
     COUNTED_MAX,
     EMPTY,
     ENTRIES,
@@ -79,6 +82,7 @@ from ptat_parser.rpt import (
     LEAF,
     NO_SLOT,
     NOTHING_PENDING,
+    ROW_MASK,
     TABLE,
     UNTRACED,
     WRITTEN,
@@ -130,6 +134,9 @@ _ZERO = np.uint64(0)
 _U32 = np.int64(0xFFFF_FFFF)
 _PAGE_SHIFT = np.uint64(12)
 _ENTRY_SHIFT = np.uint64(3)
+_ONE = np.uint64(1)
+_ROW_MASK = np.uint32(ROW_MASK)
+_COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
 # Elements of the vector of counters that segments of a replay hand on.
 (
@@ -825,8 +832,7 @@ def _replay(
     levels, store_levels, frames = t.level, t.store_level, t.frame
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
-    counted, carried, recent = t.counted, t.carried, t.recent
-    row_of, last_read = t.row_of, t.last_read
+    tally, row_of, last_read = t.tally, t.row_of, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
     held_row, held_kind = held.row, held.kind
     held_previous, held_stored = held.previous, held.stored
@@ -836,6 +842,7 @@ def _replay(
     out_time, out_page, out_kind = out.time, out.page, out.kind
     n_output, first_row = count[N_OUTPUT], count[FIRST_ROW]
     next_timed = _timed_after(timed, count, config)
+    slots = np.zeros(GROUP + AHEAD, np.uint32)
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
     blocks = chunk.size
@@ -875,19 +882,13 @@ def _replay(
                 following, _ = _read(chunk.words[first + GROUP], _ZERO)
                 following_ticks = np.int64(chunk.time[first + GROUP])
         quick_end = _until(words, time, i, end, now, latest, next_timed)
+        find_slots(words, i, end, first_place, places, in_line, quick_slot, slots)
         while i < end:
-            if (
-                quick
-                and pmd_line < 0
-                and n_output > 0
-                and i < quick_end
-                and may_count(words[i], first_place, places, quick_slot)
-            ):
+            if quick and pmd_line < 0 and n_output > 0 and i < quick_end and may_count(slots[i]):
                 began = i
                 i, now, count[ROWS] = count_reads(
-                    words, time, began, quick_end, now, first_place, places, in_line, quick_slot,
-                    counted, carried, recent, epoch, state, ranges, row_of, pages, count[ROWS],
-                    records, out_time, out_page, n_output - first_row,
+                    words, time, slots, began, quick_end, now, line, tally, epoch, state, ranges,
+                    row_of, pages, count[ROWS], records, out_time, out_page, n_output - first_row,
                 )  # fmt: skip
                 n_output += i - began
                 lone_reads += i - began
@@ -969,19 +970,19 @@ def _replay(
                 )  # fmt: skip
             else:
                 number = page_number(ranges[frame], slot % ENTRIES, line, line)
-            row, count[ROWS] = row_of_page(number, row_of, pages, count[ROWS])
-            pages[row, P_FIRST] = min(pages[row, P_FIRST], np.int64(now))
+            count[ROWS] = note_read(number, now, row_of, pages, count[ROWS])
+            row = np.int64(row_of[number] & _ROW_MASK)
             if records:
                 at_record = np.uint64(n_output - first_row)
                 put_passing(out_time, at_record, now)
                 put_passing(out_page, at_record, np.uint32(number))
                 out_kind[at_record] = kind
             if kind == MISS and level == 1 and quick:
-                if counted[slot] == COUNTED_MAX:
-                    carried[slot] += COUNTED_MAX
-                    counted[slot] = 0
-                counted[slot] += 1
-                recent[slot] = now - epoch
+                known = tally[slot] & _COUNT_MASK
+                if known == COUNTED_MAX:
+                    pages[row, P_MISSES] += COUNTED_MAX
+                    known = _ZERO
+                tally[slot] = now - epoch << _COUNT_SHIFT | known + _ONE
             else:
                 pages[row, P_LAST] = now
                 pages[row, P_MISSES] += kind == MISS
@@ -1174,8 +1175,7 @@ class Replayer:
     def _collect(self, pages: I64) -> None:
         rpt, t = self.rpt, self.rpt.tables
         collect(
-            rpt.slots, t.counted, t.carried, t.recent, rpt.epoch_ticks, t.range_of_frame, t.row_of,
-            rpt.line, pages,
+            rpt.slots, t.tally, rpt.epoch_ticks, t.range_of_frame, t.row_of, rpt.line, pages,
         )  # fmt: skip
 
     def skip(self, reader: Reader, span: Span) -> None:

@@ -85,14 +85,15 @@ class Tables(NamedTuple):
     `parent_slot` (int64), -1 for none. For each range: `page_of_range` (int32), the region's page
     that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
     fault events to come are about it; `row_of` (uint32, for each page number that it can have), the
-    page's row in what a replay counts, or 0. For each slot its `state`; the state that a store will
+    page's row in what a replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the
+    page was read. For each slot its `state`; the state that a store will
     bring (`pending`); reads that faulted and whose event has not come yet (`owed`), and when the
     last of them was (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
 
-    Of a PTE slot whose reads are known to be misses of its page, which has a row, their number is
-    the sum of `counted` (uint16, 1 … `COUNTED_MAX`; 0 of others) and `carried` (uint32), and the
-    last of them was `recent` (uint32) ticks after `Rpt.epoch_ticks`. `last_read` (uint32) is the
-    last watched read of the slot that was a miss.
+    Of a PTE slot whose reads are known to be misses of its page, which has a row, `tally` (uint64)
+    has their number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks
+    after `Rpt.epoch_ticks` the last of them was; it is 0 of other slots. `last_read` (uint32) is
+    the last watched read of the slot that was a miss.
     """
 
     level: npt.NDArray[np.uint8]
@@ -110,23 +111,25 @@ class Tables(NamedTuple):
     owed_ticks: npt.NDArray[np.uint64]
     mapped: npt.NDArray[np.uint8]
     state: npt.NDArray[np.uint8]
-    counted: npt.NDArray[np.uint16]
-    carried: npt.NDArray[np.uint32]
-    recent: npt.NDArray[np.uint32]
+    tally: npt.NDArray[np.uint64]
     last_read: npt.NDArray[np.uint32]
 
 
 NO_SLOT = 0
 """Begins the slots of frame 0, which no page of the region has."""
 
-COUNTED_MAX = (1 << 16) - 1
+ROW_MASK = (1 << 31) - 1
+"""Of an element of `Tables.row_of`."""
 
-EPOCH_TICKS = (1 << 32) - 1
-"""So long `Tables.recent` can tell times."""
+COUNT_BITS = 24
+COUNTED_MAX = (1 << COUNT_BITS) - 1
+"""When there are so many, they are moved to the page's row."""
+
+EPOCH_TICKS = (1 << 64 - COUNT_BITS) - 1
+"""So long `Tables.tally` can tell times."""
 
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
-_COUNTS = ("counted", "carried", "recent")
-_PER_SLOT = ("state", "pending", "mapped", *_COUNTS, *_OF_FAULTS)
+_PER_SLOT = ("state", "pending", "mapped", "tally", *_OF_FAULTS)
 _PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "row_of": 0}
 _FRAMES = 64
 _PAGES_MAX = 1 << 32
@@ -175,9 +178,7 @@ class Rpt:
             owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
             mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
             state=np.zeros(_FRAMES * ENTRIES, np.uint8),
-            counted=np.zeros(_FRAMES * ENTRIES, np.uint16),
-            carried=np.zeros(_FRAMES * ENTRIES, np.uint32),
-            recent=np.zeros(_FRAMES * ENTRIES, np.uint32),
+            tally=np.zeros(_FRAMES * ENTRIES, np.uint64),
             last_read=np.zeros(_FRAMES * ENTRIES, np.uint32),
         )
 
@@ -392,7 +393,7 @@ class Rpt:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what reads left behind."""
-        names = (*_COUNTS, *_OF_FAULTS, "row_of")
+        names = ("tally", *_OF_FAULTS, "row_of")
         small = {name: getattr(self.tables, name)[:0] for name in names}
         return self.__dict__ | {"tables": self.tables._replace(**small), "_retired": []}
 
@@ -401,7 +402,7 @@ class Rpt:
         slots = self.tables.state.size
         nothing = {
             name: np.zeros(slots, getattr(self.tables, name).dtype)
-            for name in (*_COUNTS, *_OF_FAULTS)
+            for name in ("tally", *_OF_FAULTS)
         }
         pages = self.tables.page_of_range.size * ENTRIES * self.line
         row_of = np.zeros(pages, np.uint32)
@@ -419,15 +420,16 @@ class Rpt:
 
     def _retire(self, slots: slice) -> None:
         t = self.tables
-        used = np.flatnonzero(t.counted[slots])
+        used = np.flatnonzero(t.tally[slots])
         if used.size:
             range_ = int(t.range_of_frame[slots.start // ENTRIES])
             page = (range_ * ENTRIES + used + 1) * self.line - 1
             used += slots.start
-            misses = t.counted[used].astype(np.int64) + t.carried[used]
-            last_ticks = t.recent[used] + np.int64(self.epoch_ticks)
-            self._retired.append(Counts(t.row_of[page], misses, last_ticks))
-            t.counted[slots] = t.carried[slots] = 0
+            misses = (t.tally[used] & np.uint64(COUNTED_MAX)).astype(np.int64)
+            last_ticks = (t.tally[used] >> np.uint64(COUNT_BITS)).astype(np.int64)
+            row = t.row_of[page] & np.uint32(ROW_MASK)
+            self._retired.append(Counts(row, misses, last_ticks + self.epoch_ticks))
+            t.tally[slots] = 0
 
     def _free(self, page: int) -> None:
         frame = int(self.tables.frame[page])
