@@ -234,7 +234,7 @@ class PlainChunk:
 
     Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes. The words
     are read when they are asked for, and hold until the reader's next chunk. They are also in the
-    open `file`, if that is not -1, from `start_bytes` on. `stored`: what `stores` gives, if known.
+    open `file`, if that is not -1, from `start_bytes` on. `known`: what `stores` gives, if known.
     """
 
     lost: tuple[Lost, ...] = ()
@@ -248,7 +248,7 @@ class PlainChunk:
         read: Callable[[], U64],
         file: int = -1,
         start_bytes: int = 0,
-        stored: Stores | None = None,
+        known: RememberedStores | None = None,
     ) -> None:
         self.blocks = blocks
         self.file = file
@@ -256,7 +256,8 @@ class PlainChunk:
         self.accesses = blocks * wire.BLOCK_RECORDS_MAX
         self.last_ticks = last_ticks
         self.writes = writes
-        self.stored = stored
+        self.found: Stores | None = None  # by `stores`
+        self._known = known
         self._read = read
 
     @cached_property
@@ -272,20 +273,20 @@ class PlainChunk:
     def times(self, positions: Sequence[int]) -> list[int]:
         """Times of accesses."""
         wanted = np.array(positions, np.int64)
-        if self.stored and self.stored[0].size:
-            at = np.minimum(np.searchsorted(self.stored[0], wanted), self.stored[0].size - 1)
-            if np.array_equal(self.stored[0][at], wanted):
-                found: list[int] = self.stored[1][at].tolist()
-                return found
-        ticks: list[int] = _times(self.words, wanted).tolist()
-        return ticks
+        ticks = self._known.times(wanted) if self._known else None
+        if ticks is None:
+            ticks = _times(self.words, wanted)
+        found: list[int] = ticks.tolist()
+        return found
 
     def stores(self) -> Stores:
         """Positions, times and addresses of the writes."""
-        if not self.stored:
-            nothing = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
-            self.stored = _writes(self.words) if self.writes else nothing
-        return self.stored
+        if self.found is None:
+            if self._known:
+                self.found = self._known.stores()
+            else:
+                self.found = _writes(self.words) if self.writes else _NO_STORES
+        return self.found
 
     def decoded(self) -> Chunk:
         """The same with arrays."""
@@ -300,23 +301,46 @@ class PlainChunk:
 AnyChunk: TypeAlias = Chunk | PlainChunk
 
 
-class _Remembered:
-    """Stores of a chunk in half the memory."""
+class RememberedStores:
+    """Stores of a chunk in half the memory; `fits` says whether they can be had so."""
 
     def __init__(self, stores: Stores) -> None:
-        self._first = [column.min() if column.size else column.dtype.type(0) for column in stores]
-        self._columns = [
-            (column - first).astype(np.uint32)
-            for column, first in zip(stores, self._first, strict=True)
-        ]
+        rows, ticks, address = stores
+        self._ticks_first = ticks[0] if rows.size else np.uint64(0)
+        self._address_first = address.min() if rows.size else np.uint64(0)
+        self._rows = rows.astype(np.uint32)
+        self._ticks = (ticks - self._ticks_first).astype(np.uint32)
+        self._address = (address - self._address_first).astype(np.uint32)
 
-    @property
+    @staticmethod
+    def fits(stores: Stores) -> bool:
+        """Whether times and addresses are less than 2^32 apart."""
+        _, ticks, address = stores
+        return not ticks.size or bool(
+            ticks[-1] - ticks[0] <= _U32_MAX and np.ptp(address) <= _U32_MAX
+        )
+
     def stores(self) -> Stores:
         """The stores."""
-        rows, ticks, address = (
-            column + first for column, first in zip(self._columns, self._first, strict=True)
+        return (
+            self._rows.astype(np.int64),
+            self._ticks + self._ticks_first,
+            self._address + self._address_first,
         )
-        return rows, ticks, address
+
+    def times(self, positions: npt.NDArray[np.int64]) -> U64 | None:
+        """Times of the accesses at some positions, if all of them are stores."""
+        at = np.searchsorted(self._rows, positions.astype(np.uint32))
+        if not self._rows.size or not np.array_equal(
+            self._rows[np.minimum(at, self._rows.size - 1)], positions
+        ):
+            return None
+        ticks: U64 = self._ticks[at] + self._ticks_first
+        return ticks
+
+
+_NO_STORES: Stores = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
+_NONE_REMEMBERED = RememberedStores(_NO_STORES)
 
 
 @dataclass
@@ -331,7 +355,7 @@ class Known:
     damaged: set[int] = field(default_factory=set)
     holds: list[int] = field(default_factory=list)
     states: list[tuple[int, ...]] = field(default_factory=list)
-    stored: list[_Remembered | None] = field(default_factory=list)
+    stored: list[RememberedStores | None] = field(default_factory=list)
     stores: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -339,12 +363,12 @@ class Known:
 
     def remember(self, chunk: int, stores: Stores) -> None:
         """Remember a chunk's stores, if they are not too many."""
-        rows, *places = stores
-        if self.stores + rows.size <= STORES_REMEMBERED and all(
-            np.ptp(column) <= _U32_MAX for column in places if column.size
-        ):
-            self.stores += rows.size
-            self.stored[chunk] = _Remembered(stores)
+        stores_here = stores[0].size
+        if not stores_here:
+            self.stored[chunk] = _NONE_REMEMBERED
+        elif self.stores + stores_here <= STORES_REMEMBERED and RememberedStores.fits(stores):
+            self.stores += stores_here
+            self.stored[chunk] = RememberedStores(stores)
 
     def extend(self, after: Known) -> None:
         """Know what was found in the blocks after, too, but for their stores."""
@@ -482,8 +506,7 @@ class BusReader:
                 state[:] = known.states[chunk]
                 if known.holds[chunk] != OTHERS:
                     state[:] = known.states[chunk + 1]
-                    remembered = known.stored[chunk]
-                    stores = remembered.stores if remembered else None
+                    stores = known.stored[chunk]
                     yield self._plain(known.holds[chunk], state, words, fetched, first, stores)
                     continue
             found.states.append(tuple(state.tolist()))
@@ -495,8 +518,8 @@ class BusReader:
             else:
                 plain = self._plain(found.holds[-1], state, words)
                 yield plain
-                if plain.stored:
-                    found.remember(-1, plain.stored)
+                if plain.found:
+                    found.remember(-1, plain.found)
         if not known:
             found.states.append(tuple(state.tolist()))
             self.found = found
@@ -541,7 +564,7 @@ class BusReader:
         words: U64,
         fetched: Callable[[], object] | None = None,
         first: int = 0,
-        stored: Stores | None = None,
+        known: RememberedStores | None = None,
     ) -> PlainChunk:
         def read() -> U64:
             if fetched:
@@ -551,7 +574,7 @@ class BusReader:
         file = self.file if fetched else -1
         return PlainChunk(
             len(words), int(state[_TICKS]), holds == WRITES, read, file, first * wire.BLOCK_BYTES,
-            stored,
+            known,
         )  # fmt: skip
 
     @property

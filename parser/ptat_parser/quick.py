@@ -197,26 +197,40 @@ def collect(
     pages: I64,
 ) -> None:
     """Move what was counted of the first so many slots to the rows of their pages."""
-    for slot in range(slots):
-        if tally[slot]:
-            range_ = range_of_frame[slot // ENTRIES]
-            row = np.int64(row_of[page_number(range_, slot % ENTRIES, line, line)] & _ROW_MASK)
-            pages[row, P_MISSES] += np.int64(tally[slot] & _COUNT_MASK)
-            last = epoch_ticks + np.int64(tally[slot] >> _COUNT_SHIFT)
-            pages[row, P_LAST] = max(pages[row, P_LAST], last)
-            tally[slot] = 0
+    flat = pages.reshape(-1)  # of memory that is in no cache
+    rows = np.empty(ENTRIES + AHEAD, np.int64)
+    for first in range(0, slots, ENTRIES):
+        range_ = range_of_frame[first // ENTRIES]
+        rows[:] = 0
+        for entry in range(ENTRIES):
+            if tally[first + entry]:
+                rows[entry] = row_of[page_number(range_, entry, line, line)] & _ROW_MASK
+        for entry in range(ENTRIES):
+            prefetch(flat, np.uint64(rows[entry + AHEAD] * PAGE_COLUMNS))
+            row, slot = rows[entry], first + entry
+            if row:
+                pages[row, P_MISSES] += np.int64(tally[slot] & _COUNT_MASK)
+                last = epoch_ticks + np.int64(tally[slot] >> _COUNT_SHIFT)
+                pages[row, P_LAST] = max(pages[row, P_LAST], last)
+                tally[slot] = 0
 
 
 @jit
 def in_order(row_of: U32, pages: I64, columns: I64) -> None:
     """Fill columns with the rows of pages, in the order of their numbers."""
+    flat = pages.reshape(-1)  # of memory that is in no cache
+    rows = np.empty(columns.shape[1] + AHEAD, np.int64)
     n: Integer = 0
     for number in range(row_of.size):
         row = np.int64(row_of[number] & _ROW_MASK)
         if row:
-            for column in range(PAGE_COLUMNS):
-                columns[column, n] = pages[row, column]
+            rows[n] = row
             n += 1
+    rows[n:] = 0
+    for i in range(n):
+        prefetch(flat, np.uint64(rows[i + AHEAD] * PAGE_COLUMNS))
+        for column in range(PAGE_COLUMNS):
+            columns[column, i] = pages[rows[i], column]
 
 
 @jit
