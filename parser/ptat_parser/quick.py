@@ -133,24 +133,18 @@ def count_reads(
     row_of: U32,
     pages: I64,
     rows: Integer,
-    keep: bool,
-    out_time: U64,
-    out_page: U32,
-    at: Integer,
 ) -> tuple[Integer, Integer, Integer]:
     """Count the reads from `start` on, up to the first access that needs a closer look.
 
     Times are those of `time`, or where that is empty, told from `now`, the time of the access
     before `start`. `slots`, which has room for `AHEAD` more, is what `find_slots` found; `line`:
-    entries that a bus address stands for; `rows`: how many pages have. With `keep`, time and page
-    of each read are written to the records, from `at` on. Returns where that access is, the time of
-    the one before it, and how many rows there are.
+    entries that a bus address stands for; `rows`: how many pages have. Returns where that access
+    is, the time of the one before it, and how many rows there are.
     """
     timed = time.size > 0
     # Unsigned indices take no check of their sign.
-    i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
+    i, stop = np.uint64(start), np.uint64(end)
     ahead = np.uint64(AHEAD)
-    each = np.uint64(line)
     while True:
         # The inner loop, whose one branch is that a number is 0 or full.
         slot, known, before = _ZERO, _ZERO, now
@@ -163,11 +157,6 @@ def count_reads(
             if known < 2:
                 break
             tally[slot] = now - epoch << _COUNT_SHIFT | known
-            if keep:
-                range_ = np.uint64(range_of_frame[slot >> _PAGE_SHIFT])
-                entry = (range_ << _PAGE_SHIFT) + (slot & _ENTRY)
-                put_passing(out_time, first_record + i, now)
-                put_passing(out_page, first_record + i, np.uint32(entry * each + each - _ONE))
             i += _ONE
         if i == stop:
             return end, now, rows
@@ -180,9 +169,33 @@ def count_reads(
                 return np.int64(i), before, rows
             rows = note_read(page, now, row_of, pages, rows)
         tally[slot] = now - epoch << _COUNT_SHIFT | _ONE
-        if keep:
-            put_passing(out_time, first_record + i, now)
-            put_passing(out_page, first_record + i, np.uint32(page))
+        i += _ONE
+
+
+@jit
+def put_reads(
+    words: U64,
+    time: U64,
+    slots: U32,
+    start: Integer,
+    end: Integer,
+    now: Integer,
+    line: Integer,
+    range_of_frame: npt.NDArray[np.int32],
+    out_time: U64,
+    out_page: U32,
+    at: Integer,
+) -> None:
+    """Write time and page of reads that `count_reads` counted to the records, from `at` on."""
+    timed = time.size > 0
+    i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
+    each = np.uint64(line)
+    while i < stop:
+        now = time[i] if timed else now + (words[i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
+        slot = np.uint64(slots[i])
+        entry = (np.uint64(range_of_frame[slot >> _PAGE_SHIFT]) << _PAGE_SHIFT) + (slot & _ENTRY)
+        put_passing(out_time, first_record + i, now)
+        put_passing(out_page, first_record + i, np.uint32(entry * each + each - _ONE))
         i += _ONE
 
 

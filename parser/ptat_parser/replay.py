@@ -70,6 +70,7 @@ from ptat_parser.quick import (
     may_count,
     note_read,
     page_number,
+    put_reads,
     row_of_page,
 )
 from ptat_parser.rpt import (
@@ -885,11 +886,16 @@ def _replay(
         find_slots(words, i, end, first_place, places, in_line, quick_slot, slots)
         while i < end:
             if quick and pmd_line < 0 and n_output > 0 and i < quick_end and may_count(slots[i]):
-                began = i
+                began, before = i, now
                 i, now, count[ROWS] = count_reads(
                     words, time, slots, began, quick_end, now, line, tally, epoch, state, ranges,
-                    row_of, pages, count[ROWS], records, out_time, out_page, n_output - first_row,
+                    row_of, pages, count[ROWS],
                 )  # fmt: skip
+                if records:
+                    put_reads(
+                        words, time, slots, began, i, before, line, ranges, out_time, out_page,
+                        n_output - first_row,
+                    )  # fmt: skip
                 n_output += i - began
                 lone_reads += i - began
                 if i == end:

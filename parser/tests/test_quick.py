@@ -27,10 +27,10 @@ def count(words, tally, state=WRITTEN, epoch=0):
     rows = 0
     for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
         rows = quick.note_read(number, epoch, row_of, pages, rows)
-    no_time, no_page = np.empty(0, np.uint64), np.empty(0, np.uint32)
+    no_time = np.empty(0, np.uint64)
     end, now, rows = quick.count_reads(
         words, no_time, slots, 0, words.size, np.uint64(epoch), 1, tally, np.uint64(epoch), states,
-        range_of_frame, row_of, pages, rows, False, no_time, no_page, 0,
+        range_of_frame, row_of, pages, rows,
     )  # fmt: skip
     quick.collect(2 * ENTRIES, tally, epoch, range_of_frame, row_of, 1, pages)
     columns = np.empty((quick.PAGE_COLUMNS, rows), np.int64)
