@@ -21,7 +21,7 @@ from ptat_parser.blocks import (
     WRITE_BIT,
 )
 from ptat_parser.jit import Integer, inlined, jit, prefetch, put_passing
-from ptat_parser.rpt import COUNT_BITS, COUNTED_MAX, EMPTY, ENTRIES, ROW_MASK
+from ptat_parser.rpt import COUNT_BITS, COUNTED_MAX, EMPTY, ENTRIES, ROW_MASK, page_number
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -50,16 +50,6 @@ _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
 AHEAD = 32
 """So many reads before one, its word is fetched."""
-
-
-@inlined
-def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -> Integer:
-    """Number of the page of an entry of a range, or of as many neighbours as `span` says.
-
-    `line`: entries that a bus address stands for. Numbers follow from the tables alone, so who
-    replays a part of a stream need not know of the others.
-    """
-    return (np.int64(range_) * ENTRIES + entry) * line + span - 1
 
 
 @inlined

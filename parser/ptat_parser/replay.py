@@ -69,7 +69,6 @@ from ptat_parser.quick import (
     in_order,
     may_count,
     note_read,
-    page_number,
     put_reads,
     row_of_page,
 )
@@ -90,6 +89,7 @@ from ptat_parser.rpt import (
     Counts,
     Rpt,
     Tables,
+    page_number,
 )
 from ptat_parser.schedule import LOSS, NOTHING, Schedule
 from ptat_parser.session import Session
@@ -1441,8 +1441,14 @@ def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int)
 
 def _add(pages: I64, counts: list[Counts]) -> None:
     for row, misses, last_ticks in counts:
-        np.add.at(pages[:, P_MISSES], row, misses)
-        np.maximum.at(pages[:, P_LAST], row, last_ticks)
+        _add_counts(pages, row, misses, last_ticks)
+
+
+@jit
+def _add_counts(pages: I64, row: U32, misses: I64, last_ticks: I64) -> None:
+    for i in range(row.size):
+        pages[np.int64(row[i]), P_MISSES] += misses[i]
+        pages[np.int64(row[i]), P_LAST] = max(pages[np.int64(row[i]), P_LAST], last_ticks[i])
 
 
 def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:

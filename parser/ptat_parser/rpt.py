@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ptat_parser import kernel_log
 from ptat_parser.errors import ParseError
+from ptat_parser.jit import Integer, inlined, jit
 from ptat_parser.kernel_log import TableEvent
 
 ENTRIES = 512
@@ -420,16 +421,12 @@ class Rpt:
 
     def _retire(self, slots: slice) -> None:
         t = self.tables
-        used = np.flatnonzero(t.tally[slots])
-        if used.size:
-            range_ = int(t.range_of_frame[slots.start // ENTRIES])
-            page = (range_ * ENTRIES + used + 1) * self.line - 1
-            used += slots.start
-            misses = (t.tally[used] & np.uint64(COUNTED_MAX)).astype(np.int64)
-            last_ticks = (t.tally[used] >> np.uint64(COUNT_BITS)).astype(np.int64)
-            row = t.row_of[page] & np.uint32(ROW_MASK)
-            self._retired.append(Counts(row, misses, last_ticks + self.epoch_ticks))
-            t.tally[slots] = 0
+        frame = slots.start // ENTRIES
+        found = _taken(
+            t.tally[slots], int(t.range_of_frame[frame]), t.row_of, self.line, self.epoch_ticks
+        )
+        if found[0].size:
+            self._retired.append(Counts(*found))
 
     def _free(self, page: int) -> None:
         frame = int(self.tables.frame[page])
@@ -440,3 +437,35 @@ class Rpt:
         if self._child.get(parent_slot) == page:
             del self._child[parent_slot]
         self._slot_outside.pop(page, None)
+
+
+@inlined
+def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -> Integer:
+    """Number of the page of an entry of a range, or of as many neighbours as `span` says.
+
+    `line`: entries that a bus address stands for. Numbers follow from the tables alone, so who
+    replays a part of a stream need not know of the others.
+    """
+    return (np.int64(range_) * ENTRIES + entry) * line + span - 1
+
+
+@jit
+def _taken(
+    tally: npt.NDArray[np.uint64],
+    range_: Integer,
+    row_of: npt.NDArray[np.uint32],
+    line: Integer,
+    epoch_ticks: Integer,
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What was counted of a table's slots, which are 0 then: the columns of `Counts`."""
+    rows = np.empty(tally.size, np.uint32)
+    misses, last_ticks = np.empty(tally.size, np.int64), np.empty(tally.size, np.int64)
+    n = 0
+    for entry in range(tally.size):
+        if tally[entry]:
+            rows[n] = row_of[page_number(range_, entry, line, line)] & ROW_MASK
+            misses[n] = np.int64(tally[entry] & np.uint64(COUNTED_MAX))
+            last_ticks[n] = epoch_ticks + np.int64(tally[entry] >> np.uint64(COUNT_BITS))
+            tally[entry] = 0
+            n += 1
+    return rows[:n], misses[:n], last_ticks[:n]
