@@ -265,6 +265,11 @@ class PlainChunk:
         """Shape ``(blocks, 1024)``."""
         return self._read()
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the words were asked for."""
+        return "words" in self.__dict__
+
     def access(self, position: int) -> tuple[int, int, bool]:
         """Time, address and direction of an access."""
         ticks, address, write = _access(self.words, position)

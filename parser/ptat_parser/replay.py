@@ -203,7 +203,8 @@ class _Accesses(NamedTuple):
     `last_ticks`: time of the last access.
 
     `blocks` are these blocks, or has room for `PIECE` of them and one, if they are to be read from
-    `file`, where they are from `start_bytes` on.
+    `file`, where they are from `start_bytes` on; `held`, of one element, is then the number of the
+    piece that it has, or -1.
     """
 
     blocks: U64
@@ -211,8 +212,9 @@ class _Accesses(NamedTuple):
     time: U64
     last_ticks: int
     size: int
-    file: int = -1
-    start_bytes: int = 0
+    file: int
+    start_bytes: int
+    held: I64
 
 
 class _Held(NamedTuple):
@@ -862,13 +864,15 @@ def _replay(
             if chunk.file < 0:
                 block = group
             else:
-                block = group % PIECE
-                if block == 0 or first <= start:
-                    there = chunk.blocks[block : min(PIECE + 1, blocks - group + block)]
-                    at_bytes = chunk.start_bytes + group * wire.BLOCK_BYTES
+                piece, block = divmod(group, PIECE)
+                if piece != chunk.held[0]:
+                    there = chunk.blocks[: min(PIECE + 1, blocks - piece * PIECE)]
+                    at_bytes = chunk.start_bytes + piece * PIECE * wire.BLOCK_BYTES
+                    chunk.held[0] = -1
                     if not read_file(chunk.file, at_bytes, there):
                         done = max(first, start)
                         break
+                    chunk.held[0] = piece
             words = chunk.blocks[block, WORD_FIRST_RECORD:WORD_CHECK]
             now = _time_at(words, 0, i, chunk.blocks[block, WORD_TIME])
             if group + 1 < blocks:
@@ -1119,7 +1123,8 @@ class Replayer:
     ) -> None:
         region = session.region
         line = session.board.granularity_bytes // 8
-        self.rpt = Rpt(region.base, region.size_bytes, line)
+        tables = np.unique(log.tables["pa"]).size
+        self.rpt = Rpt(region.base, region.size_bytes, line, min(tables, region.size_bytes >> 12))
         self._config = _Config(
             np.uint64(region.base),
             np.uint64(region.size_bytes),
@@ -1330,8 +1335,7 @@ class Replayer:
                 if next_watched < timed.time.size and timed.time[next_watched] < horizon:
                     _watch_until(horizon, kept())
             after, after_ticks = self._first_read(number + 1)
-            in_pieces = not steps and config.line == 1  # nothing else asks for the words
-            accesses = _accesses(chunk, piece if in_pieces else None)
+            accesses = _accesses(chunk, piece if config.line == 1 else None)
             start = begin = 0
             for (position, event), at_ticks, until_ticks, end in zip(
                 [*steps, (size, NOTHING)], [*at, 0], [*until, 0], ends, strict=True
@@ -1414,20 +1418,23 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
 
 
 def _accesses(chunk: AnyChunk, piece: U64 | None = None) -> _Accesses:
-    """`piece` is room to read the blocks into as they are looked at, if they are in a file."""
+    """`piece`: room to read the blocks into as they are looked at, if that was not done before."""
     if isinstance(chunk, PlainChunk):
-        if piece is not None and chunk.file >= 0:
+        if piece is not None and chunk.file >= 0 and not chunk.is_read:
             return _Accesses(
                 piece, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, chunk.file,
-                chunk.start_bytes,
+                chunk.start_bytes, np.full(1, -1),
             )  # fmt: skip
-        return _Accesses(chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks)
+        return _Accesses(
+            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, -1, 0, _NO_PIECE
+        )
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
-    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0)
+    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0, -1, 0, _NO_PIECE)
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
+_NO_PIECE = np.empty(0, np.int64)
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:

@@ -12,7 +12,7 @@ them. Slot indices below are ``frame × 512 + index in the table``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,7 +132,6 @@ EPOCH_TICKS = (1 << 64 - COUNT_BITS) - 1
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
 _PER_SLOT = ("state", "pending", "mapped", "tally", *_OF_FAULTS)
 _PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "row_of": 0}
-_FRAMES = 64
 _PAGES_MAX = 1 << 32
 
 
@@ -140,20 +139,24 @@ _PAGES_MAX = 1 << 32
 class Rpt:
     """The reverse page table of a region of `size_bytes` at physical `base`.
 
-    `line`: entries that one bus address stands for.
+    `line`: entries that one bus address stands for; `tables_expected`: for so many there is room
+    from the start, as memory that is not there yet costs nothing.
     """
 
     base: int
     size_bytes: int
     line: int = 1
+    tables_expected: InitVar[int] = 63
     mms: list[Mm] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     user_markers: list[tuple[int, int]] = field(default_factory=list)
     inconsistent: int = 0
     epoch_ticks: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, tables_expected: int) -> None:
         pages = self.size_bytes >> PAGE_SHIFT
+        frames = 1 + tables_expected
+        slots = frames * ENTRIES
         self._mm_index: dict[int, int] = {}
         self._range_index: dict[Range, int] = {}
         self._frames = 1
@@ -168,19 +171,19 @@ class Rpt:
             store_level=np.zeros(pages, np.uint8),
             frame=np.full(pages, -1, np.int32),
             quick_slot=np.full(pages + 1, NO_SLOT, np.uint32),
-            range_of_frame=np.full(_FRAMES, -1, np.int32),
-            parent_slot=np.full(_FRAMES, -1, np.int64),
-            page_of_range=np.full(_FRAMES, -1, np.int32),
-            last_page=np.full(_FRAMES, -1, np.int32),
-            watched=np.zeros(_FRAMES, np.int32),
-            row_of=np.zeros(_FRAMES * ENTRIES * self.line, np.uint32),
-            pending=np.zeros(_FRAMES * ENTRIES, np.uint8),
-            owed=np.zeros(_FRAMES * ENTRIES, np.uint8),
-            owed_ticks=np.zeros(_FRAMES * ENTRIES, np.uint64),
-            mapped=np.zeros(_FRAMES * ENTRIES, np.uint8),
-            state=np.zeros(_FRAMES * ENTRIES, np.uint8),
-            tally=np.zeros(_FRAMES * ENTRIES, np.uint64),
-            last_read=np.zeros(_FRAMES * ENTRIES, np.uint32),
+            range_of_frame=np.full(frames, -1, np.int32),
+            parent_slot=np.full(frames, -1, np.int64),
+            page_of_range=np.full(frames, -1, np.int32),
+            last_page=np.full(frames, -1, np.int32),
+            watched=np.zeros(frames, np.int32),
+            row_of=np.zeros(slots * self.line, np.uint32),
+            pending=np.zeros(slots, np.uint8),
+            owed=np.zeros(slots, np.uint8),
+            owed_ticks=np.zeros(slots, np.uint64),
+            mapped=np.zeros(slots, np.uint8),
+            state=np.zeros(slots, np.uint8),
+            tally=np.zeros(slots, np.uint64),
+            last_read=np.zeros(slots, np.uint32),
         )
 
     def mm_index(self, mm: int) -> int:
@@ -291,7 +294,8 @@ class Rpt:
 
     def _grow(self, name: str, fill: int) -> None:
         old = getattr(self.tables, name)
-        new = np.full(2 * old.size, fill, old.dtype)
+        # Zeros that nobody touches take no memory.
+        new = np.full(2 * old.size, fill, old.dtype) if fill else np.zeros(2 * old.size, old.dtype)
         new[: old.size] = old
         self.tables = self.tables._replace(**{name: new})
 
