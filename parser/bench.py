@@ -9,9 +9,9 @@ in a process of its own:
 * streaming: a plain sum of the capture's words, the most that memory and kernel allow
 * bound: the least that counting by page takes: read each word, look its table up, add 1 to one of
   its counters; no check, no time, no order
-* bound_counts: the same with what an exact answer cannot do without. Where tables change and how
-  the clocks go together is known at the end of the file only, so it is read twice: once for its
-  CRCs, then for the counts, and the time of the last read of each page
+* bound_counts: the parser's inner loop with what an exact answer cannot do without. Where tables
+  change and how the clocks go together is known at the end of the file only, so it is read twice:
+  once for its CRCs, then for the counts, and the times of the first and last read of each page
 * bound_parquet: the same, and each read's time and page, written as Parquet
 * counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
 * bound_workers: two of these at once, in processes that share nothing but the machine
@@ -50,14 +50,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import blocks, kernel_log, parse, wire
+from ptat_parser import blocks, kernel_log, parse, quick, wire
 from ptat_parser.blocks import BusReader
 from ptat_parser.jit import Integer, jit
 from ptat_parser.parquet import Column, Writer
+from ptat_parser.rpt import NO_SLOT, WRITTEN
 from ptat_parser.session import Session
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 JOIN_RECORDS = 5_000_000
@@ -106,61 +108,80 @@ def bound(path: Path) -> int:
 def _count_exactly(
     words: U64,
     base: Integer,
-    first_slots: U32,
-    counts: U8,
-    last: U32,
-    numbers: U32,
+    quick_slot: U32,
+    tally: U64,
+    epoch: Integer,
+    state: U8,
+    range_of_frame: npt.NDArray[np.int32],
+    row_of: U32,
+    pages: I64,
+    rows: Integer,
     keep: bool,
-    times: npt.NDArray[np.int64],
-    pages: U32,
-) -> None:
-    last_place = np.uint64(first_slots.size * 512 - 1)
-    row: Integer = 0
+    times: U64,
+    numbers: U32,
+) -> tuple[Integer, Integer]:
+    size, in_line = np.uint64(quick_slot.size * 512 - 512), np.uint64(511)
+    slots = np.zeros(wire.BLOCK_RECORDS_MAX + quick.AHEAD, np.uint32)
+    no_time = np.empty(0, np.uint64)
+    found: Integer = 0
     for block in words:
-        now = block[blocks.WORD_TIME]
-        for word in block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK]:
-            now += word >> blocks.ACCESS_DELTA_SHIFT & blocks.ACCESS_DELTA_MASK
-            place = min((word & blocks.ACCESS_ADDRESS_MASK) - base, last_place)
-            slot = np.uint64(first_slots[place >> np.uint64(9)]) + (place & np.uint64(511))
-            counts[slot] += np.uint8(1)
-            last[slot] = now
+        records, now = block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK], block[blocks.WORD_TIME]
+        quick.find_slots(records, 0, records.size, base, size, in_line, quick_slot, slots)
+        i: Integer = 0
+        while i < records.size:
+            if not quick.may_count(slots[i]):  # a write
+                now += records[i] >> blocks.ACCESS_DELTA_SHIFT & blocks.ACCESS_DELTA_MASK
+                i += 1
+                continue
+            began, before = i, now
+            i, now, rows = quick.count_reads(
+                records, no_time, slots, began, records.size, now, 1, tally, epoch, state,
+                range_of_frame, row_of, pages, rows,
+            )  # fmt: skip
             if keep:
-                times[row] = now
-                pages[row] = numbers[slot]
-                row += 1
+                quick.put_reads(
+                    records, no_time, slots, began, i, before, 1, range_of_frame, times, numbers,
+                    found,
+                )  # fmt: skip
+            found += i - began
+    return found, rows
 
 
 def _bound_exactly(path: Path, keep: bool) -> int:
     region = Session(path).region
     slots = region.size_bytes // 8
-    first_slots = np.arange(0, slots, 512, dtype=np.uint32)
-    numbers = np.random.default_rng(1).permutation(slots).astype(np.uint32)
-    counts, last = np.zeros(slots, np.uint8), np.zeros(slots, np.uint32)
+    quick_slot = np.arange(512, slots + 1024, 512, dtype=np.uint32)
+    quick_slot[-1] = NO_SLOT
+    tally, state = np.zeros(slots + 512, np.uint64), np.full(slots + 512, WRITTEN, np.uint8)
+    range_of_frame = np.arange(-1, slots // 512, dtype=np.int32)
+    row_of = np.zeros(slots, np.uint32)
+    pages = np.zeros((slots + 1, quick.PAGE_COLUMNS), np.int64)
     words = np.empty((blocks.CHUNK_BLOCKS, wire.BLOCK_WORDS), np.uint64)
-    rows = blocks.CHUNK_BLOCKS * wire.BLOCK_RECORDS_MAX
-    times, pages = np.empty(rows, np.int64), np.empty(rows, np.uint32)
-    found = 0
+    room = blocks.CHUNK_BLOCKS * wire.BLOCK_RECORDS_MAX
+    times, numbers = np.empty(room, np.uint64), np.empty(room, np.uint32)
+    reads = rows = 0
     with (path / "bus.0.raw").open("rb", buffering=0) as file, tempfile.TemporaryFile() as output:
         while size := file.readinto(words):
             blocks.crcs(words[: size // wire.BLOCK_BYTES])
         file.seek(0)
+        epoch = np.uint64(0)
         columns = [Column("time", np.int64), Column("page", np.uint32)]
         with Writer(output, columns) as writer:
             while size := file.readinto(words):
                 held = words[: size // wire.BLOCK_BYTES]
-                _count_exactly(
-                    held, np.uint64(region.base // 8), first_slots, counts, last, numbers, keep,
-                    times, pages,
+                epoch = epoch or held[0, wire.WORD_TIME]
+                found, rows = _count_exactly(
+                    held, np.uint64(region.base // 8), quick_slot, tally, epoch, state,
+                    range_of_frame, row_of, pages, rows, keep, times, numbers,
                 )  # fmt: skip
-                used = len(held) * wire.BLOCK_RECORDS_MAX
-                found += used
+                reads += found
                 if keep:
-                    writer.write(times[:used], pages[:used])
-    return found
+                    writer.write(times[:found], numbers[:found])
+    return reads
 
 
 def bound_counts(path: Path) -> int:
-    """Count words and their last times, reading the file twice; return how many there are."""
+    """Count reads and note first and last times, reading the file twice; return their number."""
     return _bound_exactly(path, keep=False)
 
 
@@ -175,7 +196,7 @@ def counts_only(path: Path) -> int:
 
 
 def workers_2(path: Path) -> int:
-    """Parse with two threads; return the number of accesses."""
+    """Parse with two processes; return the number of accesses."""
     return int(parse(path, workers=2).summary["totals"]["accesses"])
 
 
