@@ -25,6 +25,9 @@ EVENTS_MAX = 1 << 14
 STORES_MAX = 1 << 20
 """More of them would not make the clocks any better."""
 
+_NEAR_MASK = np.uint64((1 << 18) - 1)
+"""Lines that are alike in these bits may be the same."""
+
 
 class EntryStores:
     """The stores of lines that entry events name, noted while the stream goes by."""
@@ -39,6 +42,8 @@ class EntryStores:
         line, cycles = slot[inside] // granularity, cycles[inside]
         step = max(line.size // EVENTS_MAX, 1)
         self._lines = np.unique(line[np.argsort(cycles)][::step])
+        self._near = np.zeros(_NEAR_MASK + np.uint64(1), np.bool_)
+        self._near[self._lines & _NEAR_MASK] = True
         wanted = np.isin(line, self._lines)
         self._events = line[wanted], cycles[wanted]
         self._granularity = granularity
@@ -51,6 +56,8 @@ class EntryStores:
         if self._noted >= STORES_MAX or not self._lines.size:
             return
         line = address // self._granularity
+        near = self._near[line & _NEAR_MASK]  # few are; the others need not be searched for
+        line, ticks = line[near], ticks[near]
         at = np.minimum(np.searchsorted(self._lines, line), self._lines.size - 1)
         wanted = self._lines[at] == line
         self._stores.append((line[wanted], ticks[wanted]))

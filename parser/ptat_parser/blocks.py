@@ -31,6 +31,7 @@ from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.jit import Integer, jit
 
 U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
 
 Stores: TypeAlias = tuple[npt.NDArray[np.int64], U64, U64]
 """Positions, times and addresses of writes."""
@@ -335,13 +336,9 @@ class RememberedStores:
 
     def times(self, positions: npt.NDArray[np.int64]) -> U64 | None:
         """Times of the accesses at some positions, if all of them are stores."""
-        at = np.searchsorted(self._rows, positions.astype(np.uint32))
-        if not self._rows.size or not np.array_equal(
-            self._rows[np.minimum(at, self._rows.size - 1)], positions
-        ):
-            return None
-        ticks: U64 = self._ticks[at] + self._ticks_first
-        return ticks
+        ticks = np.empty(positions.size, np.uint64)
+        found = _times_of(self._rows, self._ticks, self._ticks_first, positions, ticks)
+        return ticks if found else None
 
 
 _NO_STORES: Stores = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
@@ -792,6 +789,20 @@ def _times(words: U64, positions: npt.NDArray[np.int64]) -> U64:
     for i in range(positions.size):
         times[i], _, _ = _access(words, positions[i])
     return times
+
+
+@jit
+def _times_of(
+    rows: U32, ticks: U32, first: Integer, positions: npt.NDArray[np.int64], times: U64
+) -> bool:
+    """Find sorted `positions` in `rows`, and fill `times`; whether they are all there."""
+    at: Integer = 0
+    for i in range(positions.size):
+        at += np.searchsorted(rows[at:], np.uint32(positions[i]))
+        if at == rows.size or rows[at] != positions[i]:
+            return False
+        times[i] = first + np.uint64(ticks[at])
+    return True
 
 
 @jit

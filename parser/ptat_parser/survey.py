@@ -119,7 +119,7 @@ def survey(
 ) -> Survey:
     """Read the whole stream once.
 
-    What `entry_stores` gives is shown the stores that are no markers. With several `workers`, two
+    What `entry_stores` gives is shown the stores. With several `workers`, two
     other processes read it, and have begun when `entry_stores` is called. Raises `ParseError` for
     a damaged stream and for one that is of another region.
     """
@@ -147,9 +147,9 @@ def survey(
             inside |= chunk.inside
             rows, ticks, address = chunk.stores
             if rows.size or chunk.lost:
-                is_marker = address - base < marker_bytes
+                is_marker = np.flatnonzero(address - base < marker_bytes)
                 if shown:
-                    shown.note(ticks[~is_marker], address[~is_marker])
+                    shown.note(ticks, address)
                 rows = rows[is_marker]
                 stores.append((rows + found.accesses, ticks[is_marker], address[is_marker]))
                 lost_before = np.zeros(rows.size + 1, np.bool_)
