@@ -87,9 +87,9 @@ class Tables(NamedTuple):
     that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
     fault events to come are about it; `row_of` (uint32, for each page number that it can have), the
     page's row in what a replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the
-    page was read. For each slot its `state`; the state that a store will
-    bring (`pending`); reads that faulted and whose event has not come yet (`owed`), and when the
-    last of them was (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
+    page was read. For each slot its `state`; the state that a store will bring (`pending`); reads
+    that faulted and whose event has not come yet (`owed`), and when the last of them was
+    (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
 
     Of a PTE slot whose reads are known to be misses of its page, which has a row, `tally` (uint64)
     has their number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks
@@ -139,8 +139,8 @@ _PAGES_MAX = 1 << 32
 class Rpt:
     """The reverse page table of a region of `size_bytes` at physical `base`.
 
-    `line`: entries that one bus address stands for; `tables_expected`: for so many there is room
-    from the start, as memory that is not there yet costs nothing.
+    `line`: entries that one bus address stands for; `tables_expected`: so many have room from the
+    start. What is not used of it takes no memory.
     """
 
     base: int
@@ -391,7 +391,7 @@ class Rpt:
         """Forget what fault events wait for, as before a span."""
         t = self.tables
         for name in _OF_FAULTS:
-            getattr(t, name)[:] = 0
+            getattr(t, name)[: self.slots] = 0
         t.watched[:] = 0
         first_slot = t.frame.astype(np.int64) * ENTRIES
         t.quick_slot[:-1] = np.where(t.level == 1, first_slot, NO_SLOT)

@@ -25,6 +25,7 @@ from capture_model import Model
 from ptat_parser import archive, blocks, parse, replay, results, spans, survey, wire
 from ptat_parser.clock import Clock
 from ptat_parser.errors import ParseError, PtatError
+from ptat_parser.rpt import EPOCH_TICKS
 
 MANY = 4
 """Workers."""
@@ -150,7 +151,8 @@ def test_pages_count_what_is_written(
             mm, va = choose.choice(machine.mms), machine.address()
             for _ in range(choose.choice((254, 255, 256, 257, 509, 510, 511, 766, 1021))):
                 machine.access(mm, va)
-        machine.idle(choose.choice((0, 1000, 2_000_000, (1 << 32) - 300, 1 << 32, 3 << 32)))
+        pauses = (0, 1000, 2_000_000, (1 << 32) - 300, EPOCH_TICKS - 300, 3 * EPOCH_TICKS)
+        machine.idle(choose.choice(pauses))
     machine.event("ptat_marker", cookie=2)
     path = machine.write(tmp_path_factory.mktemp("counts") / "s")
     with pytest.MonkeyPatch.context() as patch:
