@@ -21,7 +21,7 @@ from ptat_parser.blocks import (
     WRITE_BIT,
 )
 from ptat_parser.jit import Integer, inlined, jit, prefetch, put_passing
-from ptat_parser.rpt import COUNT_BITS, COUNTED_MAX, EMPTY, ENTRIES, ROW_MASK, page_number
+from ptat_parser.rpt import COUNT_BITS, COUNTED_MAX, EMPTY, ENTRIES, ROW_MASK, page_number, taken
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -200,22 +200,21 @@ def collect(
     pages: I64,
 ) -> None:
     """Move what was counted of the first so many slots to the rows of their pages."""
-    flat = pages.reshape(-1)  # of memory that is in no cache
-    rows = np.empty(ENTRIES + AHEAD, np.int64)
     for first in range(0, slots, ENTRIES):
-        range_ = range_of_frame[first // ENTRIES]
-        rows[:] = 0
-        for entry in range(ENTRIES):
-            if tally[first + entry]:
-                rows[entry] = row_of[page_number(range_, entry, line, line)] & _ROW_MASK
-        for entry in range(ENTRIES):
-            prefetch(flat, np.uint64(rows[entry + AHEAD] * PAGE_COLUMNS))
-            row, slot = rows[entry], first + entry
-            if row:
-                pages[row, P_MISSES] += np.int64(tally[slot] & _COUNT_MASK)
-                last = epoch_ticks + np.int64(tally[slot] >> _COUNT_SHIFT)
-                pages[row, P_LAST] = max(pages[row, P_LAST], last)
-                tally[slot] = 0
+        table, range_ = tally[first : first + ENTRIES], range_of_frame[first // ENTRIES]
+        rows, misses, last_ticks = taken(table, range_, row_of, line, epoch_ticks)
+        add_counts(pages, rows, misses, last_ticks)
+
+
+@jit
+def add_counts(pages: I64, rows: U32, misses: I64, last_ticks: I64) -> None:
+    """Add `rpt.Counts` to the rows of pages."""
+    flat = pages.reshape(-1)  # of memory that is in no cache
+    for i in range(rows.size):
+        prefetch(flat, np.uint64(rows[min(i + AHEAD, rows.size - 1)]) * np.uint64(PAGE_COLUMNS))
+        row = np.int64(rows[i])
+        pages[row, P_MISSES] += misses[i]
+        pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks[i])
 
 
 @jit

@@ -63,6 +63,7 @@ from ptat_parser.quick import (
     P_MISSES,
     P_STORES,
     PAGE_COLUMNS,
+    add_counts,
     collect,
     count_reads,
     find_slots,
@@ -1448,14 +1449,7 @@ def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int)
 
 def _add(pages: I64, counts: list[Counts]) -> None:
     for row, misses, last_ticks in counts:
-        _add_counts(pages, row, misses, last_ticks)
-
-
-@jit
-def _add_counts(pages: I64, row: U32, misses: I64, last_ticks: I64) -> None:
-    for i in range(row.size):
-        pages[np.int64(row[i]), P_MISSES] += misses[i]
-        pages[np.int64(row[i]), P_LAST] = max(pages[np.int64(row[i]), P_LAST], last_ticks[i])
+        add_counts(pages, row, misses, last_ticks)
 
 
 def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:

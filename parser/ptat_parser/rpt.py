@@ -426,7 +426,7 @@ class Rpt:
     def _retire(self, slots: slice) -> None:
         t = self.tables
         frame = slots.start // ENTRIES
-        found = _taken(
+        found = taken(
             t.tally[slots], int(t.range_of_frame[frame]), t.row_of, self.line, self.epoch_ticks
         )
         if found[0].size:
@@ -454,7 +454,7 @@ def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -
 
 
 @jit
-def _taken(
+def taken(
     tally: npt.NDArray[np.uint64],
     range_: Integer,
     row_of: npt.NDArray[np.uint32],
