@@ -3,16 +3,17 @@
 
     python parser/bench.py [--records N] [--granularity G] [--keep DIR]
 
-The capture is `capture_model`'s, read from the page cache. Each figure is records per second, taken
-in a process of its own:
+The capture is `capture_model`'s, with its outline, read from the page cache. Each figure is records
+per second, taken in a process of its own:
 
 * streaming: a plain sum of the capture's words, the most that memory and kernel allow
 * bound: the least that counting by page takes: read each word, look its table up, add 1 to one of
   its counters; no check, no time, no order
-* bound_counts: the parser's inner loop with what an exact answer cannot do without. Where tables
-  change and how the clocks go together is known at the end of the file only, so it is read twice:
-  once for its CRCs, then for the counts, and the times of the first and last read of each page
+* bound_counts: the parser's inner loop with what an exact answer cannot do without: counts, and
+  the times of the first and last read of each page; no check, no table event, no clock
 * bound_parquet: the same, and each read's time and page, written as Parquet
+* outline: what ``ptat record`` writes beside the capture at its end; without_outline: counts_only
+  where that was not done, so that the capture is read twice
 * counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
 * bound_workers: two of these at once, in processes that share nothing but the machine
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
@@ -50,7 +51,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import blocks, kernel_log, parse, quick, wire
+from ptat_parser import blocks, kernel_log, outline, parse, quick, wire
 from ptat_parser.blocks import BusReader
 from ptat_parser.jit import Integer, jit
 from ptat_parser.parquet import Column, Writer
@@ -161,9 +162,6 @@ def _bound_exactly(path: Path, keep: bool) -> int:
     times, numbers = np.empty(room, np.uint64), np.empty(room, np.uint32)
     reads = rows = 0
     with (path / "bus.0.raw").open("rb", buffering=0) as file, tempfile.TemporaryFile() as output:
-        while size := file.readinto(words):
-            blocks.crcs(words[: size // wire.BLOCK_BYTES])
-        file.seek(0)
         epoch = np.uint64(0)
         columns = [Column("time", np.int64), Column("page", np.uint32)]
         with Writer(output, columns) as writer:
@@ -181,13 +179,31 @@ def _bound_exactly(path: Path, keep: bool) -> int:
 
 
 def bound_counts(path: Path) -> int:
-    """Count reads and note first and last times, reading the file twice; return their number."""
+    """Count reads and note first and last times; return their number."""
     return _bound_exactly(path, keep=False)
 
 
 def bound_parquet(path: Path) -> int:
     """The same, and write times and pages."""
     return _bound_exactly(path, keep=True)
+
+
+def outlined(path: Path) -> int:
+    """Write the capture's outline; return the number of accesses."""
+    bus = path / "bus.0.raw"
+    outline.write(bus)
+    return int(outline.Outline(outline.path_of(bus)).chunks["accesses"].sum(dtype=np.int64))
+
+
+def without_outline(path: Path) -> int:
+    """Like `counts_only`, of a capture without one."""
+    there = outline.path_of(path / "bus.0.raw")
+    hidden = there.with_suffix(".hidden")
+    there.rename(hidden)
+    try:
+        return counts_only(path)
+    finally:
+        hidden.rename(there)
 
 
 def counts_only(path: Path) -> int:
@@ -346,6 +362,8 @@ def measure(what: str, path: Path) -> dict[str, Any]:
             "bound": bound,
             "bound_counts": bound_counts,
             "bound_parquet": bound_parquet,
+            "outline": outlined,
+            "without_outline": without_outline,
             "counts_only": counts_only,
             "to_parquet": to_parquet,
             "bound_workers": bound_workers,
@@ -404,6 +422,8 @@ def _share_kib(pid: int) -> int:
 FIGURES = (
     "streaming",
     "bound",
+    "outline",
+    "without_outline",
     "bound_counts",
     "counts_only",
     "bound_parquet",
@@ -474,6 +494,8 @@ def main() -> None:
                 seed=arguments.seed,
             ).write(path)
         small = Model(100_000, seed=arguments.seed).write(Path(directory) / "small")
+        for session in (path, small):
+            outline.write(session / "bus.0.raw")
         print(json.dumps(run(path, small)))
 
 

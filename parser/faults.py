@@ -36,7 +36,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 import synthetic
 
-from ptat_parser import parse, wire
+from ptat_parser import outline, parse, wire
 from ptat_parser.blocks import BusReader, seal
 from ptat_parser.clock import Clock
 from ptat_parser.errors import PtatError
@@ -78,6 +78,7 @@ def synthetic_base(path: Path, seed: int, options: dict[str, Any]) -> Base:
     """A session of the synthetic machine; its misses are what the machine knows."""
     machine = synthetic.Machine(seed, **options).run(STEPS)
     machine.write(path, sealed=True)
+    outline.write(path / "bus.0.raw")  # as `ptat record` does
     return _of_machine(path, machine, Clock.from_summary(parse(path).summary["clock"]))
 
 
@@ -320,6 +321,7 @@ def of_other_session(name: str) -> OnFiles:
                 cpus=description["kernel"]["cpus"],
             ).run(STEPS)
             made = other.write(Path(directory) / "s", sealed=True)
+            outline.write(made / "bus.0.raw")
             if (path / name).is_dir():
                 shutil.rmtree(path / name)
                 shutil.copytree(made / name, path / name)
@@ -443,6 +445,9 @@ FAULTS = (
     Fault("capture truncated between blocks", cut("bus.0.raw", wire.BLOCK_BYTES)),
     Fault("bit of the capture flipped", flip("bus.0.raw")),
     Fault("bit of the capture flipped, salvaged", flip("bus.0.raw"), salvage=True),
+    Fault("outline truncated", cut("bus.0.outline", 1)),
+    Fault("bit of the outline flipped", flip("bus.0.outline")),
+    Fault("outline of another session", of_other_session("bus.0.outline")),
     Fault("block of another version", on_blocks(other_version_block)),
     Fault("block of another version, salvaged", on_blocks(other_version_block), salvage=True),
     Fault("accesses lost and counted", machine=lose_accesses),

@@ -55,11 +55,13 @@ class Target:
         """Write the session."""
         import synthetic
 
-        from ptat_parser import archive
+        from ptat_parser import archive, outline
 
         self.session = synthetic.Machine(1, cpus=2, entries=True, granularity=64).run(60)
         self.path = self.session.write(directory / "session")
         archive.pack(self.path / "bus.0.raw", self.path / "bus.0.ptb")
+        if self.file == "bus.0.outline":
+            outline.write(self.path / "bus.0.raw")
 
     def inputs(self) -> list[bytes]:
         """What to start from."""
@@ -137,6 +139,28 @@ def sealed_archive(data: bytes) -> bytes:
     return bytes(content) + rows + end.tobytes()
 
 
+def sealed_outline(data: bytes) -> bytes:
+    """With right CRCs of the footer and of the data; odd lengths stay as they are."""
+    from ptat_parser import outline
+
+    if len(data) & 1 or len(data) < outline.HEADER.itemsize + outline.END.itemsize:
+        return data
+    content, end_at = bytearray(data), len(data) - outline.END.itemsize
+    end = np.frombuffer(content, outline.END, 1, end_at).copy()[0]
+    at = int(end["offset"])
+    while at + outline.CHUNK.itemsize <= end_at:
+        row = np.frombuffer(content, outline.CHUNK, 1, at).copy()[0]
+        offset, data_bytes = int(row["offset"]), int(row["data_bytes"])
+        row["data_crc"] = zlib.crc32(content[offset : offset + data_bytes])
+        content[at : at + outline.CHUNK.itemsize] = row.tobytes()
+        at += outline.CHUNK.itemsize
+        if end["blocks"] < 1 << 16:  # those of the session are one chunk
+            break
+    end["crc"] = zlib.crc32(content[int(end["offset"]) : end_at])
+    content[end_at:] = end.tobytes()
+    return bytes(content)
+
+
 def _read_archive(path: Path) -> None:
     from ptat_parser import archive
     from ptat_parser.blocks import BusReader
@@ -181,6 +205,12 @@ def _parse(path: Path) -> None:
     parse(path, salvage=True)
 
 
+def _parse_with_outline(path: Path) -> None:
+    from ptat_parser.results import parse
+
+    parse(path)
+
+
 def _read_truth(path: Path) -> None:
     from ptat_parser import truth
 
@@ -204,6 +234,7 @@ TARGETS = {
     "description": Target("session.json", _session),
     "truth": Target("truth.0.bin", _read_truth),
     "parse-blocks": Target("bus.0.raw", _parse, sealed_blocks),
+    "parse-outline": Target("bus.0.outline", _parse_with_outline, sealed_outline),
     "parse-log": Target("kernel/cpu0.raw", _parse),
     "parse-description": Target("session.json", _parse),
     "check-blocks": Target("bus.0.raw", _check, sealed_blocks),

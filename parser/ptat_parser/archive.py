@@ -132,7 +132,7 @@ class ArchiveWriter:
         os.fsync(self._file.fileno())
 
     def _piece(self, raw: bytes) -> None:
-        data = self._codec.compress(_to_planes(raw))
+        data = self._codec.compress(to_planes(raw))
         row = np.zeros((), PIECE)
         row["magic"], row["offset"] = PIECE_MAGIC, self._offset
         row["raw_bytes"], row["data_bytes"] = len(raw), data.size
@@ -184,7 +184,7 @@ def _header_crc(row: npt.NDArray[np.void]) -> int:
     return zlib_ng.crc32(row.tobytes()[8:])
 
 
-def _to_planes(raw: bytes) -> npt.NDArray[np.uint8]:
+def to_planes(raw: bytes) -> npt.NDArray[np.uint8]:
     """All first bytes of the words, then all second ones …; the last word is filled with zeros."""
     words = np.zeros(-(-len(raw) // _PLANES) * _PLANES, np.uint8)
     words[: len(raw)] = np.frombuffer(raw, np.uint8)
@@ -202,7 +202,8 @@ def _transpose(words: U64, planes: npt.NDArray[np.uint8]) -> None:
 
 
 @jit
-def _from_planes(planes: npt.NDArray[np.uint8], words: U64) -> None:
+def from_planes(planes: npt.NDArray[np.uint8], words: U64) -> None:
+    """Fill `words`; `planes` of shape ``(8, words)``."""
     for i in range(words.size):
         words[i] = planes[0, i]
     for k in range(1, _PLANES):
@@ -329,7 +330,7 @@ class ArchiveStream:
             except (OSError, pa.ArrowInvalid):
                 planes = np.empty(0, np.uint8)
             if planes.size == words.nbytes:
-                _from_planes(planes.reshape(_PLANES, -1), words)
+                from_planes(planes.reshape(_PLANES, -1), words)
                 return words.view(np.uint8)[:size_bytes]
         if not self._salvage:
             raise ParseError(

@@ -14,12 +14,12 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,9 @@ STORES_REMEMBERED = 1 << 23
 
 CHUNK_BLOCKS = 128
 """Blocks decoded at a time: 1 MiB, which leave a core's cache room for what is counted."""
+
+PIECE_BLOCKS = 16
+"""Blocks that are still in a core's first cache when they are looked at again."""
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
 WORD_HEADER = wire.WORD_HEADER
@@ -235,7 +238,8 @@ class PlainChunk:
 
     Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes. The words
     are read when they are asked for, and hold until the reader's next chunk. They are also in the
-    open `file`, if that is not -1, from `start_bytes` on. `known`: what `stores` gives, if known.
+    open `file`, if that is not -1, from `start_bytes` on; `sums` (see `sums_of`): what they must
+    be. `known`: what `stores` gives, if known.
     """
 
     lost: tuple[Lost, ...] = ()
@@ -249,11 +253,13 @@ class PlainChunk:
         read: Callable[[], U64],
         file: int = -1,
         start_bytes: int = 0,
+        sums: U64 | None = None,
         known: RememberedStores | None = None,
     ) -> None:
         self.blocks = blocks
         self.file = file
         self.start_bytes = start_bytes
+        self.sums = sums
         self.accesses = blocks * wire.BLOCK_RECORDS_MAX
         self.last_ticks = last_ticks
         self.writes = writes
@@ -291,7 +297,7 @@ class PlainChunk:
             if self._known:
                 self.found = self._known.stores()
             else:
-                self.found = _writes(self.words) if self.writes else _NO_STORES
+                self.found = _writes(self.words) if self.writes else NO_STORES
         return self.found
 
     def decoded(self) -> Chunk:
@@ -308,28 +314,34 @@ AnyChunk: TypeAlias = Chunk | PlainChunk
 
 
 class RememberedStores:
-    """Stores of a chunk in half the memory; `fits` says whether they can be had so."""
+    """Stores of a chunk."""
 
     def __init__(self, stores: Stores) -> None:
-        rows, ticks, address = stores
-        self._ticks_first = ticks[0] if rows.size else np.uint64(0)
-        self._address_first = address.min() if rows.size else np.uint64(0)
-        self._rows = rows.astype(np.uint32)
-        self._ticks = (ticks - self._ticks_first).astype(np.uint32)
-        self._address = (address - self._address_first).astype(np.uint32)
+        self._ticks_first = self._address_first = np.uint64(0)
+        self._rows: npt.NDArray[np.int64] | U32
+        self._ticks: U64 | U32
+        self._address: U64 | U32
+        self._rows, self._ticks, self._address = stores
 
-    @staticmethod
-    def fits(stores: Stores) -> bool:
-        """Whether times and addresses are less than 2^32 apart."""
-        _, ticks, address = stores
-        return not ticks.size or bool(
-            ticks[-1] - ticks[0] <= _U32_MAX and np.ptp(address) <= _U32_MAX
-        )
+    @classmethod
+    def packed(cls, stores: Stores) -> RememberedStores | None:
+        """In half the memory, if their times and addresses are less than 2^32 apart."""
+        rows, ticks, address = stores
+        if not rows.size:
+            return _NONE_REMEMBERED
+        if ticks[-1] - ticks[0] > _U32_MAX or np.ptp(address) > _U32_MAX:
+            return None
+        found = cls(stores)
+        found._ticks_first, found._address_first = ticks[0], address.min()
+        found._rows = rows.astype(np.uint32)
+        found._ticks = (ticks - found._ticks_first).astype(np.uint32)
+        found._address = (address - found._address_first).astype(np.uint32)
+        return found
 
     def stores(self) -> Stores:
         """The stores."""
         return (
-            self._rows.astype(np.int64),
+            self._rows.astype(np.int64, copy=False),
             self._ticks + self._ticks_first,
             self._address + self._address_first,
         )
@@ -341,8 +353,71 @@ class RememberedStores:
         return ticks if found else None
 
 
-_NO_STORES: Stores = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
-_NONE_REMEMBERED = RememberedStores(_NO_STORES)
+NO_STORES: Stores = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.uint64)
+_NONE_REMEMBERED = RememberedStores(NO_STORES)
+
+
+class Seen(NamedTuple):
+    """What is in some chunks besides reads; positions are from the first of them on.
+
+    `firsts`: position, time, address and direction of each chunk's first access, or None;
+    `last_ticks`: time of the last access, -1 if there is none.
+    """
+
+    accesses: int
+    firsts: Sequence[tuple[int, int, int, bool] | None]
+    last_ticks: int
+    stores: Stores
+    lost: Sequence[Lost]
+    marks: Sequence[MarkRecord]
+
+    @staticmethod
+    def of(chunk: AnyChunk) -> Seen:
+        """Look at a chunk."""
+        first = (0, *chunk.access(0)) if chunk.accesses else None
+        return Seen(
+            chunk.accesses, [first], chunk.last_ticks, chunk.stores(), chunk.lost, chunk.marks
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Seen]) -> Seen:
+        """One after the other."""
+        firsts: list[tuple[int, int, int, bool] | None] = []
+        positions: list[npt.NDArray[np.int64]] = []
+        lost: list[Lost] = []
+        marks: list[MarkRecord] = []
+        accesses = 0
+        for part in parts:
+            firsts += [first and (first[0] + accesses, *first[1:]) for first in part.firsts]
+            positions.append(part.stores[0] + accesses)
+            lost += [replace(each, position=each.position + accesses) for each in part.lost]
+            marks += [replace(each, position=each.position + accesses) for each in part.marks]
+            accesses += part.accesses
+        last_ticks = max(part.last_ticks for part in parts)
+        ticks, address = (np.concatenate([part.stores[i] for part in parts]) for i in (1, 2))
+        stores = np.concatenate(positions), ticks, address
+        return Seen(accesses, firsts, last_ticks, stores, lost, marks)
+
+
+class Foretold(Protocol):
+    """What another has found in the chunks of a capture, whose blocks were good then.
+
+    `sums` are those of its pieces (see `sums_of`): as long as they are the same, so is the rest.
+    """
+
+    @property
+    def path(self) -> Path:
+        """What messages name."""
+
+    @property
+    def sums(self) -> U64:
+        """Shape ``(pieces, 2)``; each chunk begins with a piece."""
+
+    def seen(self) -> Iterator[Seen]:
+        """What is in all of it."""
+
+    def stores(self, chunk: int) -> Stores:
+        """Those of a chunk."""
 
 
 @dataclass
@@ -350,7 +425,7 @@ class Known:
     """What was found in blocks from `first` on: which are `damaged`, what each chunk `holds`.
 
     `states` are those before each chunk and after the last, `stored` each chunk's stores, as far
-    as they are remembered, of which there are `stores`.
+    as they are remembered, of which there are `stores`. What was `foretold` nobody has looked at.
     """
 
     first: int
@@ -359,18 +434,22 @@ class Known:
     states: list[tuple[int, ...]] = field(default_factory=list)
     stored: list[RememberedStores | None] = field(default_factory=list)
     stores: int = 0
+    foretold: Foretold | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"stored": [None] * len(self.stored), "stores": 0}
 
     def remember(self, chunk: int, stores: Stores) -> None:
         """Remember a chunk's stores, if they are not too many."""
-        stores_here = stores[0].size
-        if not stores_here:
-            self.stored[chunk] = _NONE_REMEMBERED
-        elif self.stores + stores_here <= STORES_REMEMBERED and RememberedStores.fits(stores):
-            self.stores += stores_here
-            self.stored[chunk] = RememberedStores(stores)
+        if self.stores + stores[0].size <= STORES_REMEMBERED:
+            self.stored[chunk] = remembered = RememberedStores.packed(stores)
+            self.stores += stores[0].size if remembered else 0
+
+    def recall(self, chunk: int) -> RememberedStores | None:
+        """A chunk's stores, if they are remembered, or can be told again."""
+        if self.foretold:
+            return RememberedStores(self.foretold.stores(chunk))
+        return self.stored[chunk]
 
     def extend(self, after: Known) -> None:
         """Know what was found in the blocks after, too, but for their stores."""
@@ -508,7 +587,7 @@ class BusReader:
                 state[:] = known.states[chunk]
                 if known.holds[chunk] != OTHERS:
                     state[:] = known.states[chunk + 1]
-                    stores = known.stored[chunk]
+                    stores = known.recall(chunk)
                     yield self._plain(known.holds[chunk], state, words, fetched, first, stores)
                     continue
             found.states.append(tuple(state.tolist()))
@@ -576,7 +655,7 @@ class BusReader:
         file = self.file if fetched else -1
         return PlainChunk(
             len(words), int(state[_TICKS]), holds == WRITES, read, file, first * wire.BLOCK_BYTES,
-            known,
+            self._sums(first, words), known,
         )  # fmt: skip
 
     @property
@@ -590,13 +669,32 @@ class BusReader:
         return np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT)
 
     def _crcs(self, words: U64, first: int) -> U64:
-        """CRC of each block; once all have been looked at, what makes them good or bad again."""
+        """CRC of each block; once all have been looked at, what makes them good or bad again.
+
+        Raises `ParseError` for blocks that are not as they were when others looked at them.
+        """
         if self.known is None:
             return crcs(words)
+        sums = self._sums(first, words)
+        if sums is not None and not np.array_equal(sums_of(words), sums):
+            state = self.known.states[(first - self.known.first) // self.chunk_blocks]
+            self._decode(words, crcs(words), first, np.array(state, np.int64), set())
+            assert self.known.foretold
+            raise ParseError(
+                f"{self.known.foretold.path}: is not of {self.path.name}",
+                "remove it: ptat parse does without it",
+            )
         crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
         if damaged := self.known.damaged:
             crc[[i for i in range(len(words)) if first + i in damaged]] ^= ONE
         return crc
+
+    def _sums(self, first: int, words: U64) -> U64 | None:
+        """What the sums of a chunk's pieces were when another looked at it, if one did."""
+        if not self.known or not self.known.foretold:
+            return None
+        piece = first // self.chunk_blocks * pieces_in(self.chunk_blocks)
+        return self.known.foretold.sums[piece : piece + pieces_in(len(words))]
 
     def _decode(
         self,
@@ -621,16 +719,8 @@ class BusReader:
             if refuse and not self._salvage:
                 self._refuse(bad[0], words, crc, first, expected_seq)
             damaged.update(first + i for i in bad)
-        chunk = Chunk(time[:accesses], address[:accesses], write[:accesses])
-        for position, since, ticks, tag, value in others[:n_others].tolist():
-            if tag == wire.Tag.MARK:
-                code, argument = divmod(value, 1 << wire.MARK_ARGUMENT_BITS)
-                chunk.marks.append(MarkRecord(position, ticks, code, argument))
-            elif tag == wire.Tag.LOST:
-                chunk.lost.append(Lost(position, since, ticks, value))
-            else:
-                chunk.lost.append(Lost(position, since, ticks, None, value))
-        return chunk
+        lost, marks = lost_and_marks(others[:n_others])
+        return Chunk(time[:accesses], address[:accesses], write[:accesses], lost, marks)
 
     def _refuse(self, i: int, words: U64, crc: U64, first: int, expected_seq: int) -> None:
         """Say what is wrong with the first damaged block, number `i` of those given."""
@@ -639,6 +729,37 @@ class BusReader:
         problem = _problem(words[i], int(crc[i]), self.channel, expected_seq)
         at = (first + i) * wire.BLOCK_BYTES
         raise ParseError(f"{self.path}: block {first + i} at byte {at}: {problem}", _SALVAGE_HINT)
+
+
+def lost_and_marks(rows: U64) -> tuple[list[Lost], list[MarkRecord]]:
+    """Those among rows of position, time before, time, tag and value.
+
+    The tag 0 stands for missing blocks, of which the value is the number.
+    """
+    lost, marks = [], []
+    for position, since, ticks, tag, value in rows.tolist():
+        if tag == wire.Tag.MARK:
+            code, argument = divmod(value, 1 << wire.MARK_ARGUMENT_BITS)
+            marks.append(MarkRecord(position, ticks, code, argument))
+        elif tag == wire.Tag.LOST:
+            lost.append(Lost(position, since, ticks, value))
+        else:
+            lost.append(Lost(position, since, ticks, None, value))
+    return lost, marks
+
+
+def rows_of(lost: Iterable[Lost], marks: Iterable[MarkRecord]) -> U64:
+    """Rows of which `lost_and_marks` gives these; shape ``(others, 5)``."""
+    rows = [
+        (each.position, each.since_ticks, each.time_ticks, 0, each.blocks)
+        if each.count is None
+        else (each.position, each.since_ticks, each.time_ticks, int(wire.Tag.LOST), each.count)
+        for each in lost
+    ]
+    for mark in marks:
+        value = mark.code << wire.MARK_ARGUMENT_BITS | mark.argument
+        rows.append((mark.position, 0, mark.time_ticks, int(wire.Tag.MARK), value))
+    return np.array(rows, np.uint64).reshape(-1, 5)
 
 
 def chunks_of(reader: Iterable[Chunk]) -> Iterator[AnyChunk]:
@@ -654,6 +775,37 @@ def crcs(words: U64) -> U64:
         [crc32(view[at : at + checked_bytes]) for at in range(0, len(view), wire.BLOCK_BYTES)],
         np.uint64,
     )
+
+
+@jit
+def pieces_in(blocks: Integer) -> Integer:
+    """How many pieces so many blocks of a chunk are."""
+    return -(-blocks // PIECE_BLOCKS)
+
+
+@jit
+def sums_of(words: U64) -> U64:
+    """Two sums for each piece of some blocks, modulo 2^64, shape ``(pieces, 2)``.
+
+    Of all its words, which no change of one word leaves as it is, and of each times its place.
+    """
+    sums = np.empty((pieces_in(words.shape[0]), 2), np.uint64)
+    for piece in range(sums.shape[0]):
+        start = piece * PIECE_BLOCKS
+        sums[piece] = sum_up(words[start : start + PIECE_BLOCKS])
+    return sums
+
+
+@jit
+def sum_up(words: U64) -> tuple[Integer, Integer]:
+    """Those of one piece."""
+    total = by_place = np.uint64(0)
+    for b in range(words.shape[0]):
+        block = words[b]
+        for i in range(wire.BLOCK_WORDS):
+            total += block[i]
+            by_place += block[i] * np.uint64(b * wire.BLOCK_WORDS + i + 1)
+    return total, by_place
 
 
 def _problem(block: U64, crc: int, channel: int, expected_seq: int) -> str:
@@ -793,12 +945,16 @@ def _times(words: U64, positions: npt.NDArray[np.int64]) -> U64:
 
 @jit
 def _times_of(
-    rows: U32, ticks: U32, first: Integer, positions: npt.NDArray[np.int64], times: U64
+    rows: U32 | npt.NDArray[np.int64],
+    ticks: U32 | U64,
+    first: Integer,
+    positions: npt.NDArray[np.int64],
+    times: U64,
 ) -> bool:
     """Find sorted `positions` in `rows`, and fill `times`; whether they are all there."""
     at: Integer = 0
     for i in range(positions.size):
-        at += np.searchsorted(rows[at:], np.uint32(positions[i]))
+        at += np.searchsorted(rows[at:], positions[i])
         if at == rows.size or rows[at] != positions[i]:
             return False
         times[i] = first + np.uint64(ticks[at])
@@ -847,8 +1003,7 @@ def decode_blocks(
 
     `crc` is what each block's CRC should be, `kind` what the bits of its header from the channel
     up. Says which blocks are `good`, and fills of these `time` (ticks), `address` (bytes), `write`
-    and `others`: rows of position, time before, time, tag and value, tag 0 standing for missing
-    blocks. Returns the number of accesses and of others.
+    and `others`, rows for `lost_and_marks`. Returns the number of accesses and of others.
     """
     n = 0
     m = 0

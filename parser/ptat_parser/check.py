@@ -7,6 +7,7 @@ replay, so that a fault of theirs shows as a contradiction. What is checked, in 
 
 * capture: every block's magic number, version, channel, CRC, check word and padding; block numbers
   without gaps; records that exist; START and STOP; time that never runs backwards
+* outline: what the recorder saw in the capture is what is there
 * accesses: inside the region; the marker area only stored to
 * kernel log: readable, whole pages, one event for each sequence number
 * markers: one store for each event, and the other way round, in the order of all channels
@@ -28,7 +29,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import kernel_log, markers, results
+from ptat_parser import kernel_log, markers, outline, results
+from ptat_parser.blocks import BusReader
 from ptat_parser.check_capture import Capture, check_channel, locate, merged
 from ptat_parser.check_tables import Ordered, check_tables
 from ptat_parser.errors import BadInput, PtatError
@@ -53,11 +55,28 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
     for channel in session.board.channels:
         check_channel(session, channel, capture, report, structure, accesses, progress)
     report.accesses = capture.accesses
+    _check_outline(session, report)
     log = _check_log(session, report)
     ordered = _check_markers(session, capture, log, report)
     check_tables(session, ordered, capture.accesses, report, progress)
     _check_counts(session, capture, report, progress)
     return report
+
+
+def _check_outline(session: Session, report: Report) -> None:
+    path = outline.path_of(session.bus_path)
+    if not path.exists():
+        return
+    current = report.begin("outline", "tells what is in the capture")
+    try:
+        block = outline.Outline(path).differs(
+            BusReader(session.bus_path, session.channel.in_blocks)
+        )
+    except PtatError as error:
+        report.violated(current, error.message, path.name)
+        return
+    if block is not None:
+        report.violated(current, "not of this capture", path.name, block=block, word=0)
 
 
 # Kernel log and markers ---------------------------------------------------------------------------

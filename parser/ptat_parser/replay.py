@@ -43,6 +43,7 @@ from ptat_parser.blocks import (
     ACCESS_DELTA_SHIFT,
     ADDRESS_UNIT_SHIFT,
     BLOCK_RECORDS_MAX,
+    PIECE_BLOCKS,
     WORD_CHECK,
     WORD_FIRST_RECORD,
     WORD_TIME,
@@ -51,6 +52,7 @@ from ptat_parser.blocks import (
     Chunk,
     PlainChunk,
     chunks_of,
+    sum_up,
 )
 from ptat_parser.clock import Clock
 from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping, put_passing, read_file
@@ -179,9 +181,6 @@ LEAST_UNKNOWN = np.iinfo(np.int64).max
 GROUP = BLOCK_RECORDS_MAX
 """Accesses that are looked at together."""
 
-PIECE = 16
-"""Blocks read at a time: they are still in a core's cache when they are looked at."""
-
 
 class Records(NamedTuple):
     """Classified reads in bus order: time (ticks), page number and kind."""
@@ -203,9 +202,9 @@ class _Accesses(NamedTuple):
     access, `words` with the address and whether it is a write, as in a block, and the time.
     `last_ticks`: time of the last access.
 
-    `blocks` are these blocks, or has room for `PIECE` of them and one, if they are to be read from
-    `file`, where they are from `start_bytes` on; `held`, of one element, is then the number of the
-    piece that it has, or -1.
+    `blocks` are these blocks, or has room for a piece of `PIECE_BLOCKS` and one more, if they are
+    to be read from `file`, where they are from `start_bytes` on; `held`, of one element, is then
+    the number of the piece that it has, or -1. `sums` of the pieces, if they are to be checked.
     """
 
     blocks: U64
@@ -216,6 +215,7 @@ class _Accesses(NamedTuple):
     file: int
     start_bytes: int
     held: I64
+    sums: U64
 
 
 class _Held(NamedTuple):
@@ -865,12 +865,16 @@ def _replay(
             if chunk.file < 0:
                 block = group
             else:
-                piece, block = divmod(group, PIECE)
+                piece, block = divmod(group, PIECE_BLOCKS)
                 if piece != chunk.held[0]:
-                    there = chunk.blocks[: min(PIECE + 1, blocks - piece * PIECE)]
-                    at_bytes = chunk.start_bytes + piece * PIECE * wire.BLOCK_BYTES
+                    there = chunk.blocks[: min(PIECE_BLOCKS + 1, blocks - piece * PIECE_BLOCKS)]
+                    at_bytes = chunk.start_bytes + piece * PIECE_BLOCKS * wire.BLOCK_BYTES
                     chunk.held[0] = -1
-                    if not read_file(chunk.file, at_bytes, there):
+                    if not read_file(chunk.file, at_bytes, there) or (
+                        chunk.sums.size
+                        and sum_up(there[:PIECE_BLOCKS])
+                        != (chunk.sums[piece, 0], chunk.sums[piece, 1])
+                    ):
                         done = max(first, start)
                         break
                     chunk.held[0] = piece
@@ -1243,7 +1247,7 @@ class Replayer:
         pages = self._pages = with_room(self._pages, self._rows + 1, 0)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
-        piece = np.empty((PIECE + 1, wire.BLOCK_WORDS), np.uint64)
+        piece = np.empty((PIECE_BLOCKS + 1, wire.BLOCK_WORDS), np.uint64)
         room: _Room | None = None
         held = _hold_none(0)
         done_accesses = span.first_access
@@ -1424,18 +1428,19 @@ def _accesses(chunk: AnyChunk, piece: U64 | None = None) -> _Accesses:
         if piece is not None and chunk.file >= 0 and not chunk.is_read:
             return _Accesses(
                 piece, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, chunk.file,
-                chunk.start_bytes, np.full(1, -1),
+                chunk.start_bytes, np.full(1, -1), _NO_SUMS if chunk.sums is None else chunk.sums,
             )  # fmt: skip
         return _Accesses(
-            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, -1, 0, _NO_PIECE
-        )
+            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, -1, 0, _NO_PIECE,
+            _NO_SUMS,
+        )  # fmt: skip
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
-    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0, -1, 0, _NO_PIECE)
+    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0, -1, 0, _NO_PIECE, _NO_SUMS)
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
-_NO_PIECE = np.empty(0, np.int64)
+_NO_PIECE, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:

@@ -24,7 +24,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import clock, cluster, gaps, kernel_log, markers, quick, spans, storage, wire
+from ptat_parser import (
+    clock,
+    cluster,
+    gaps,
+    kernel_log,
+    markers,
+    outline,
+    quick,
+    spans,
+    storage,
+    wire,
+)
 from ptat_parser import replay as replaying
 from ptat_parser.anchors import EntryStores
 from ptat_parser.blocks import BusReader
@@ -218,6 +229,8 @@ def _parse_into(
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     if workers > 1 and isinstance(reader, BusReader) and not can_fork(reader.path):
         reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
+    if isinstance(reader, BusReader) and session.complete and not salvage and not address:
+        outline.use(reader, session.region)
     found = survey(reader, session.region, progress, entry_stores, workers)
     log = kernel()
     for mark, there in (("START", found.started), ("STOP", found.stopped)):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +19,7 @@ from ptat_parser.blocks import (
     OTHERS,
     BusReader,
     Known,
-    Lost,
-    MarkRecord,
-    Stores,
+    Seen,
     chunks_of,
 )
 from ptat_parser.errors import ParseError
@@ -98,16 +96,8 @@ class Survey:
     chunks: list[FirstAccess | None] = field(default_factory=list)  # of the reader
 
 
-class Seen(NamedTuple):
-    """What a survey needs to know of a chunk. `inside`: some accesses are in the region."""
-
-    accesses: int
-    last_ticks: int
-    first: tuple[int, int, bool] | None
-    stores: Stores
-    lost: Sequence[Lost]
-    marks: Sequence[MarkRecord]
-    inside: bool
+Inside = tuple[Seen, bool]
+"""What is in some chunks, and whether some accesses, of it or before, are in the region."""
 
 
 def survey(
@@ -117,7 +107,7 @@ def survey(
     entry_stores: Callable[[], EntryStores | None] = lambda: None,
     workers: int = 1,
 ) -> Survey:
-    """Read the whole stream once.
+    """Read the whole stream once, or only its outline, if that is known.
 
     What `entry_stores` gives is shown the stores. With several `workers`, two
     other processes read it, and have begun when `entry_stores` is called. Raises `ParseError` for
@@ -130,10 +120,11 @@ def survey(
     after_loss: list[npt.NDArray[np.bool_]] = []
     inside = False
     loss_pending = False
-    done_blocks = 0
     with contextlib.ExitStack() as stack:
-        chunks: Iterable[Seen]
-        if (
+        chunks: Iterable[Inside]
+        if isinstance(reader, BusReader) and reader.known and reader.known.foretold:
+            chunks = _foretold(reader.known)
+        elif (
             workers > 1
             and isinstance(reader, BusReader)
             and reader.blocks >= HALVES_BLOCKS
@@ -143,8 +134,8 @@ def survey(
         else:
             chunks = _seen(reader, region)
         shown = entry_stores()
-        for chunk in chunks:
-            inside |= chunk.inside
+        for chunk, is_inside in chunks:
+            inside |= is_inside
             rows, ticks, address = chunk.stores
             if rows.size or chunk.lost:
                 is_marker = np.flatnonzero(address - base < marker_bytes)
@@ -157,10 +148,11 @@ def survey(
                 lost_before[0] |= loss_pending
                 loss_pending = bool(lost_before[-1])
                 after_loss.append(lost_before[:-1])
-            first = chunk.first
-            found.chunks.append(FirstAccess(found.accesses, *first) if first else None)
+            for first in chunk.firsts:
+                at = first and FirstAccess(found.accesses + first[0], *first[1:])
+                found.chunks.append(at)
             _count(chunk, found)
-            done_blocks = min(done_blocks + reader.chunk_blocks, reader.blocks)
+            done_blocks = min(len(found.chunks) * reader.chunk_blocks, reader.blocks)
             progress("reading", done_blocks, reader.blocks)
     if not found.started:
         found.losses.add_span(0, found.first_ticks)
@@ -180,21 +172,20 @@ def survey(
     return found
 
 
-def _seen(reader: Reader, region: Region) -> Iterator[Seen]:
+def _seen(reader: Reader, region: Region) -> Iterator[Inside]:
     inside = False
     for chunk in chunks_of(reader):
         if not inside:
             offset = chunk.decoded().address - np.uint64(region.base)
             inside = bool(np.any(offset < np.uint64(region.size_bytes)))
-        yield Seen(
-            chunk.accesses,
-            chunk.last_ticks,
-            chunk.access(0) if chunk.accesses else None,
-            chunk.stores(),
-            chunk.lost,
-            chunk.marks,
-            inside,
-        )
+        yield Seen.of(chunk), inside
+
+
+def _foretold(known: Known) -> Iterator[Inside]:
+    """The same, as somebody else has seen it; who did that has looked for the region."""
+    assert known.foretold
+    for seen in known.foretold.seen():
+        yield seen, True
 
 
 class _SeenByTwo:
@@ -219,16 +210,16 @@ class _SeenByTwo:
     def _begin(self) -> None:
         start, self._end = self._end, min(self._end + BLOCKS_BY_TWO, self._reader.blocks)
         self._parts = self._reader.halves(start, self._end, self._known)
-        self._others: list[Forked[tuple[list[Seen], Known]]] = []
+        self._others: list[Forked[tuple[list[Inside], Known]]] = []
         with contextlib.ExitStack() as running:
             for part in self._parts:
                 forked = Forked(partial(_all_seen, part, self._region), self._others)
                 self._others.append(running.enter_context(forked))
             self._running = running.pop_all()
 
-    def __iter__(self) -> Iterator[Seen]:
+    def __iter__(self) -> Iterator[Inside]:
         while self._parts:
-            seen: list[Seen] = []
+            seen: list[Inside] = []
             at = len(self._known.holds)
             with self._running:
                 for part, other in zip(self._parts, self._others, strict=True):
@@ -242,15 +233,15 @@ class _SeenByTwo:
             self._parts = []
             if self._end < self._reader.blocks:
                 self._begin()
-            for chunk in seen:
+            for chunk, inside in seen:
                 if at < len(self._known.holds) and self._known.holds[at] != OTHERS:
                     self._known.remember(at, chunk.stores)
                 at += 1
-                yield chunk
+                yield chunk, inside
         self._reader.known = self._known
 
 
-def _all_seen(reader: BusReader, region: Region) -> tuple[list[Seen], Known]:
+def _all_seen(reader: BusReader, region: Region) -> tuple[list[Inside], Known]:
     return list(_seen(reader, region)), reader.found
 
 
@@ -271,9 +262,10 @@ def _count(chunk: Seen, found: Survey) -> None:
         if mark.code == wire.Mark.SAMPLE:
             found.sampled_one_in = max(found.sampled_one_in, mark.argument)
         found.last_ticks = max(found.last_ticks, mark.time_ticks)
-    if chunk.first:
+    first = next(filter(None, chunk.firsts), None)
+    if first:
         if not found.accesses:
-            found.first_ticks = chunk.first[0]
+            found.first_ticks = first[1]
         found.last_ticks = max(found.last_ticks, chunk.last_ticks)
     found.accesses += chunk.accesses
 

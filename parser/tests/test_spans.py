@@ -648,7 +648,8 @@ def test_two_see_a_counter_that_wraps(tmp_path, monkeypatch):
     region = SimpleNamespace(base=0, size_bytes=1 << 20)
     seen = []
     for way in (survey._SeenByTwo, survey._seen):
-        seen.append([(c.first, c.last_ticks, c.stores[1].tolist()) for c in way(reader, region)])
+        found = way(reader, region)
+        seen.append([(c.firsts, c.last_ticks, c.stores[1].tolist()) for c, _ in found])
         reader.known = None
     assert seen[0] == seen[1]
     assert seen[0][-1][1] > blocks.COUNTER_TICKS

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: BSD-2-Clause
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import flip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_results import DAMAGES
+from test_spans import busy, busy_machine, digests
+
+from ptat_parser import archive, blocks, outline, parse, spans, wire
+from ptat_parser.blocks import BusReader
+from ptat_parser.check import check
+from ptat_parser.errors import ParseError, PtatError
+from ptat_parser.storage import Source
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 3)
+    monkeypatch.setattr(outline, "GROUP_STORES", 300)
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
+
+
+@pytest.fixture
+def looked(monkeypatch) -> list[int]:
+    """How many blocks had their CRCs computed."""
+    counts = []
+
+    def crcs(words):
+        counts.append(len(words))
+        return of_blocks(words)
+
+    of_blocks = blocks.crcs
+    monkeypatch.setattr(blocks, "crcs", crcs)
+    return counts
+
+
+def outlined(path: Path) -> Path:
+    outline.write(path / "bus.0.raw")
+    return path
+
+
+def archived(path: Path) -> Path:
+    """Like `ptat record --archive` leaves it."""
+    archive.pack(path / "bus.0.raw", path / "bus.0.ptb")
+    (path / "bus.0.raw").unlink()
+    text = (path / "session.json").read_text()
+    (path / "session.json").write_text(text.replace("bus.0.raw", "bus.0.ptb"))
+    return path
+
+
+def seal(data: bytearray, block: int) -> None:
+    """Make a block's CRC right again."""
+    whole = slice(block * wire.BLOCK_BYTES, (block + 1) * wire.BLOCK_BYTES)
+    words = np.frombuffer(data[whole], "<u8").copy()
+    blocks.seal(words, int(words[-1]) >> wire.CHECK_COUNT_SHIFT & 0xFFF)
+    data[whole] = words.tobytes()
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 1 << 32),
+    lossy=st.booleans(),
+    granularity=st.sampled_from([8, 64]),
+    entries=st.booleans(),
+    chunk_blocks=st.sampled_from([1, 3, 40]),
+    group_chunks=st.sampled_from([1, 5, 1 << 10]),
+    in_archive=st.booleans(),
+    workers=st.sampled_from([1, 2]),
+)
+def test_with_and_without_it_results_are_the_same(
+    tmp_path_factory, seed, lossy, granularity, entries, chunk_blocks, group_chunks, in_archive,
+    workers,
+):  # fmt: skip
+    path = busy(
+        tmp_path_factory.mktemp("outline") / "s",
+        seed, lossy=lossy, phases=4, granularity=granularity, entries=entries,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
+        patch.setattr(outline, "GROUP_CHUNKS", group_chunks)
+        parse(path)
+        without = digests(path)
+        outlined(path)
+        if in_archive:
+            archived(path)
+        parse(path, workers=workers)
+        assert digests(path) == without
+        reader = BusReader(path / ("bus.0.ptb" if in_archive else "bus.0.raw"))
+        assert outline.Outline(path / "bus.0.outline").differs(reader) is None
+
+
+@pytest.mark.parametrize("granularity", [8, 64])
+def test_blocks_are_not_looked_at_twice(tmp_path, looked, granularity):
+    path = busy(tmp_path / "s", granularity=granularity)
+    parse(path)
+    assert sum(looked) == BusReader(path / "bus.0.raw").blocks
+    outlined(path)
+    looked.clear()
+    parse(path)
+    assert not looked
+
+
+@pytest.mark.parametrize("way", ["raw", "archive", "two workers"])
+def test_damage_since_is_told_as_without(tmp_path, way):
+    """At any block, whether it is read in pieces, at once or word by word."""
+    whole = outlined(busy(tmp_path / "whole", phases=3))
+    size = BusReader(whole / "bus.0.raw").blocks
+    for block in range(size):
+        told = []
+        for with_outline in (True, False):
+            path = shutil.copytree(whole, tmp_path / f"{block}{with_outline}")
+            flip(path / "bus.0.raw", block * wire.BLOCK_BYTES + 500)
+            if not with_outline:
+                (path / "bus.0.outline").unlink()
+            if way == "archive":
+                archived(path)
+            with pytest.raises(ParseError, match=f"block {block} .*CRC") as error:
+                parse(path, workers=2 if way == "two workers" else 1)
+            told.append(error.value.message.replace(str(path), ""))
+            assert not (path / "results").exists()
+        assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("in_archive", [False, True])
+def test_a_capture_that_is_another_is_told(tmp_path, workers, in_archive):
+    """Also where each block is right in itself."""
+    whole = outlined(busy(tmp_path / "whole", phases=3))
+    data = (whole / "bus.0.raw").read_bytes()
+    choose = random.Random(workers)
+    for block in range(len(data) // wire.BLOCK_BYTES):
+        path = shutil.copytree(whole, tmp_path / str(block))
+        changed = bytearray(data)
+        count = int.from_bytes(data[(block + 1) * wire.BLOCK_BYTES - 2 :][:2], "little") & 0xFFF
+        word = block * wire.BLOCK_BYTES + 8 * (2 + choose.randrange(max(count - 2, 1)))
+        swapped = slice(word, word + 16)  # two records change places
+        changed[swapped] = changed[word + 8 : word + 16] + changed[word : word + 8]
+        seal(changed, block)
+        if changed == data:
+            continue
+        (path / "bus.0.raw").write_bytes(changed)
+        if in_archive:
+            archived(path)
+        with pytest.raises(ParseError, match=r"bus.0.outline: is not of bus.0.*remove it"):
+            parse(path, workers=workers)
+        (violation,) = [c.first for c in check(path).checks if c.name == "outline"]
+        assert violation.file == "bus.0.outline"
+        (path / "bus.0.outline").unlink()
+        parse(path, workers=workers)
+
+
+@pytest.mark.parametrize(("damage", "error", "message"), DAMAGES, ids=[m for *_, m in DAMAGES])
+def test_bad_input_is_told_as_without(session, damage, error, message):
+    path = outlined(session(steps=600))
+    damage(path)
+    with pytest.raises(error, match=message):
+        parse(path)
+    assert not (path / "results").exists()
+
+
+def test_salvage_does_without(session, looked):
+    path = outlined(session(steps=600))
+    flip(path / "bus.0.raw", 8192 + 100)
+    looked.clear()
+    assert parse(path, salvage=True).summary["losses"]["blocks"] == 1
+    assert looked
+
+
+def test_an_incomplete_recording_does_without(session, looked):
+    path = outlined(session(steps=300))
+    fields = json.loads((path / "session.json").read_text())
+    fields.update(complete=False, incomplete_reason="interrupted")
+    (path / "session.json").write_text(json.dumps(fields))
+    looked.clear()
+    parse(path)
+    assert looked
+
+
+# The file -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    path = busy_machine(phases=2, entries=True, granularity=64).write(
+        tmp_path_factory.mktemp("small") / "s"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "CHUNK_BLOCKS", 3)
+        patch.setattr(outline, "GROUP_STORES", 300)
+        outlined(path)
+    return path
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_damage_to_it_is_told(small, tmp_path_factory, data):
+    """Nothing of it can be changed without being told."""
+    path = tmp_path_factory.mktemp("damaged") / "bus.0.outline"
+    whole = (small / "bus.0.outline").read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        path.write_bytes(whole[:at])
+    else:
+        path.write_bytes(whole)
+        flip(path, at, 1 << data.draw(st.integers(0, 7)))
+    with pytest.raises(ParseError, match="remove it"):
+        list(outline.Outline(path).seen())
+
+
+def test_damage_to_it_is_told_by_who_parses(small, tmp_path):
+    for at in (0, 30, -200, -1):
+        path = shutil.copytree(small, tmp_path / str(at))
+        size = (path / "bus.0.outline").stat().st_size
+        flip(path / "bus.0.outline", at % size)
+        with pytest.raises(ParseError, match=r"bus.0.outline: .*remove it"):
+            parse(path)
+        assert not check(path).ok
+        (path / "bus.0.outline").unlink()
+        parse(path)
+
+
+def sealed(data: bytes, change) -> bytes:
+    """With a right CRC, after `change` of the rows of chunks and groups, and of the end."""
+    end = np.frombuffer(data, outline.END, 1, len(data) - outline.END.itemsize).copy()[0]
+    at = int(end["offset"])
+    footer = bytearray(data[at : -outline.END.itemsize])
+    chunks_bytes = -(-int(end["blocks"]) // 3) * outline.CHUNK.itemsize
+    groups_at = len(footer) - int(end["groups"]) * outline.GROUP.itemsize
+    chunks = np.frombuffer(memoryview(footer)[:chunks_bytes], outline.CHUNK)
+    groups = np.frombuffer(memoryview(footer)[groups_at:], outline.GROUP)
+    change(chunks, groups, end)
+    end["crc"] = outline.zlib_ng.crc32(bytes(footer))
+    return data[:at] + bytes(footer) + end.tobytes()
+
+
+def set_to(field: str, value: int, of: str = "chunks"):
+    def change(chunks, groups, end):
+        if of == "end":
+            end[field] = value
+        else:
+            {"chunks": chunks, "groups": groups}[of][field][0] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_to("accesses", 3 * wire.BLOCK_RECORDS_MAX + 1),
+        set_to("holds", 3),
+        set_to("holds", blocks.READS),
+        set_to("stores", 1 << 20),
+        set_to("others", 1 << 31),
+        set_to("end_ticks", 1 << 63),
+        set_to("offset", 1 << 62, "groups"),
+        set_to("data_bytes", 1 << 31, "groups"),
+        set_to("chunks", 1 << 40, "groups"),
+        set_to("chunks", 0, "groups"),
+        set_to("blocks", 1 << 60, "end"),
+        set_to("groups", 1 << 60, "end"),
+        set_to("offset", 1 << 63, "end"),
+    ],
+)
+def test_what_cannot_be_is_not_believed(small, tmp_path, change):
+    path = tmp_path / "bus.0.outline"
+    whole = (small / "bus.0.outline").read_bytes()
+    path.write_bytes(sealed(whole, lambda *_: None))
+    list(outline.Outline(path).seen())
+    path.write_bytes(sealed(whole, change))
+    with pytest.raises(ParseError, match="remove it"):
+        list(outline.Outline(path).seen())
+
+
+def test_of_another_version(small, tmp_path):
+    path = tmp_path / "bus.0.outline"
+    shutil.copy(small / "bus.0.outline", path)
+    flip(path, 8, 2)
+    with pytest.raises(ParseError, match="version 3; this ptat reads version 1"):
+        outline.Outline(path)
+
+
+def test_its_stores_are_those_of_the_chunks(small):
+    found = outline.Outline(small / "bus.0.outline")
+    there = [chunk.stores() for chunk in BusReader(small / "bus.0.raw")]
+    assert sum(position.size for position, *_ in there) > 3 * outline.GROUP_STORES
+    for number in random.Random(1).sample(range(len(there)), len(there)):
+        for one, other in zip(found.stores(number), there[number], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_it_is_whole_or_not_there(session, monkeypatch):
+    path = session(steps=200)
+    flip(path / "bus.0.raw", 100)
+    with pytest.raises(ParseError, match="CRC"):
+        outline.write(path / "bus.0.raw")
+    assert not list(path.glob("bus.0.outline*"))
+
+
+def test_no_session_is_needed_to_read_it(small):
+    assert sum(seen.accesses for seen in outline.Outline(small / "bus.0.outline").seen()) == sum(
+        chunk.accesses for chunk in BusReader(small / "bus.0.raw").chunks()
+    )
+
+
+def test_it_can_be_sent(small):
+    """To another process, as a reader that has it is."""
+    import pickle
+
+    found = pickle.loads(pickle.dumps(outline.Outline(small / "bus.0.outline")))
+    assert isinstance(found._source, Source)
+    assert list(found.seen())
+
+
+# Sums ---------------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    size=st.integers(1, 40),
+    changes=st.lists(
+        st.tuples(st.integers(0, 40 * 1024 - 1), st.integers(1, (1 << 64) - 1)),
+        min_size=1, max_size=1,
+    ) | st.tuples(st.integers(0, 40 * 1024 - 1), st.integers(0, 40 * 1024 - 1)),
+)  # fmt: skip
+def test_sums_tell_one_change_and_two_that_change_places(seed, size, changes):
+    words = np.random.default_rng(seed).integers(0, 1 << 64, (size, 1024), np.uint64)
+    before = blocks.sums_of(words)
+    assert before.shape == (-(-size // blocks.PIECE_BLOCKS), 2)
+    flat = words.reshape(-1)
+    if isinstance(changes, list):
+        ((at, bits),) = changes
+        flat[at % flat.size] ^= np.uint64(bits)
+    else:
+        one, other = (at % flat.size for at in changes)
+        if flat[one] == flat[other]:
+            return
+        flat[[one, other]] = flat[[other, one]]
+    assert (blocks.sums_of(words) != before).any()
+
+
+def test_sums_are_what_they_are_said_to_be():
+    words = np.random.default_rng(1).integers(
+        0, 1 << 64, (blocks.PIECE_BLOCKS + 2, 1024), np.uint64
+    )
+    for piece, (total, by_place) in enumerate(blocks.sums_of(words).tolist()):
+        here = words[piece * blocks.PIECE_BLOCKS :][: blocks.PIECE_BLOCKS].ravel().tolist()
+        assert total == sum(here) % (1 << 64)
+        assert by_place == sum(i * word for i, word in enumerate(here, 1)) % (1 << 64)
+
+
+def test_nothing_but_errors_of_ptat(small, tmp_path):
+    """Whatever stands in it, and its CRCs are right."""
+    choose = random.Random(5)
+    whole = (small / "bus.0.outline").read_bytes()
+    path = shutil.copytree(small, tmp_path / "s")
+    refused = 0
+    for _ in range(60):
+
+        def change(chunks, groups, end):
+            field = choose.choice(outline.CHUNK.names)
+            row = choose.randrange(len(chunks))
+            chunks[field][row] ^= np.uint64(1) << np.uint64(choose.randrange(20))
+
+        (path / "bus.0.outline").write_bytes(sealed(whole, change))
+        try:
+            parse(path)
+        except PtatError:
+            refused += 1
+    assert refused > 10
