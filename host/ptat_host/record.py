@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ptat_host import symbols
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
 from ptat_host.sizes import format_size
@@ -153,12 +155,31 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
     content["incomplete_reason"] = None if result.complete else result.reason
     content["command"]["exit_status"] = result.exit_status
     description.add(result.metadata)
+    _outline(content["board"], request.session_dir)
     archived = _archive(content["board"], request.session_dir) if archive else []
     session.seal(content, request.session_dir)
     description.finish()
     for raw in archived:
         raw.unlink()
     return result
+
+
+def _outline(board: dict[str, Any], directory: Path) -> None:
+    """Write the outline of the capture, of which parsing is the faster; the user is told if not.
+
+    Several channels are read twice anyway, to merge them.
+    """
+    from ptat_parser import outline  # numba: compiles for minutes where it is new and CPUs are slow
+
+    if len(board.get("channels", [])) != 1:
+        return
+    channel = msgspec.convert(board["channels"][0], session.Channel)
+    capture = directory / channel.file
+    try:
+        outline.write(capture, channel.in_blocks)
+    except (OSError, PtatError, KeyboardInterrupt) as error:
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else error
+        print(f"ptat: {capture} has no outline: {why}", file=sys.stderr)
 
 
 def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
