@@ -116,7 +116,9 @@ def given_session(directory: Path) -> Path:
     return directory
 
 
-def record(board: Board, request: RecordRequest, *, archive: bool = True) -> RecordResult:
+def record(
+    board: Board, request: RecordRequest, *, archive: bool = True, outline: bool | None = None
+) -> RecordResult:
     """Record into `request.session_dir`, which is there and empty, and describe the session.
 
     An interruption (Ctrl-C, SIGTERM) and a machine that dies leave a readable session that is
@@ -124,6 +126,8 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
     unless the board left something in it that may explain why.
 
     :param archive: compress the capture; else it stays as it came.
+    :param outline: write its outline; if None, where it is archived. Either needs numba, which
+        compiles for minutes where it is new and CPUs are slow.
 
     :raises PtatError: nothing could be recorded.
     """
@@ -155,7 +159,8 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
     content["incomplete_reason"] = None if result.complete else result.reason
     content["command"]["exit_status"] = result.exit_status
     description.add(result.metadata)
-    _outline(content["board"], request.session_dir)
+    if result.complete and (archive if outline is None else outline):
+        _outline(content["board"], request.session_dir)
     archived = _archive(content["board"], request.session_dir) if archive else []
     session.seal(content, request.session_dir)
     description.finish()
@@ -169,7 +174,7 @@ def _outline(board: dict[str, Any], directory: Path) -> None:
 
     Several channels are read twice anyway, to merge them.
     """
-    from ptat_parser import outline  # numba: compiles for minutes where it is new and CPUs are slow
+    from ptat_parser import outline
 
     if len(board.get("channels", [])) != 1:
         return
@@ -188,7 +193,7 @@ def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
     These may only go when ``session.json`` names the archives. A capture that cannot be archived
     (no room for both, interrupted) stays as it is, which is as good to read; the user is told.
     """
-    from ptat_parser import archive  # numba: compiles for minutes where it is new and CPUs are slow
+    from ptat_parser import archive
 
     archived = []
     for channel in board.get("channels", []):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +20,8 @@ import pytest
 from ptat_host import boards, doctor, record
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.cli import main
-from ptat_parser import archive
+from ptat_parser import archive, outline
+from ptat_parser.blocks import BlockWriter
 
 METADATA = {
     "board": {"granularity_bytes": 64, "walk_reads": "psc", "channels": []},
@@ -357,3 +359,56 @@ def test_a_capture_that_cannot_be_archived_stays(monkeypatch, capsys, error):
     assert "bus.0.raw stays uncompressed: " in capsys.readouterr().err
     assert channel_file() == "bus.0.raw"
     assert sorted(path.name for path in Path("out").iterdir()) == ["bus.0.raw", "session.json"]
+
+
+def valid(request: RecordRequest) -> RecordResult:
+    """As `with_channel`, of a capture that is one."""
+    with (request.session_dir / "bus.0.raw").open("wb") as file, BlockWriter(file, 3) as writer:
+        for i in range(3000):
+            writer.access(100 * i, 8 * i, write=i % 7 == 0)
+    channel = {"index": 0, "file": "bus.0.raw", "tick_hz": 1e9, "stream_channel": 3}
+    return RecordResult(0, True, metadata={"board": {**METADATA["board"], "channels": [channel]}})
+
+
+def told() -> list[int]:
+    """Accesses and stores that the outline tells of."""
+    seen = list(outline.Outline(Path("out/bus.0.outline")).seen())
+    return [sum(each.accesses for each in seen), sum(each.stores[0].size for each in seen)]
+
+
+@pytest.mark.parametrize(
+    ("options", "there"),
+    [
+        ((), True),
+        (("--no-outline",), False),
+        (("--no-archive",), False),
+        (("--no-archive", "--outline"), True),
+    ],
+)
+def test_the_capture_has_an_outline(monkeypatch, capsys, options, there):
+    behave(monkeypatch, valid)
+    assert main(["record", "-o", "out", *options, "--", "true"]) == 0
+    assert Path("out/bus.0.outline").exists() == there
+    if there:
+        assert told() == [3000, 429]
+    assert "outline" not in capsys.readouterr().err
+
+
+def test_what_is_incomplete_has_no_outline(monkeypatch, capsys):
+    behave(monkeypatch, lambda request: replace(valid(request), complete=False, reason="why"))
+    main(["record", "-o", "out", "--", "true"])
+    assert not list(Path("out").glob("*.outline*"))
+    assert "outline" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), KeyboardInterrupt()])
+def test_that_there_is_no_outline_is_told(monkeypatch, capsys, error):
+    def fail(*_):
+        raise error
+
+    behave(monkeypatch, valid)
+    monkeypatch.setattr(outline, "_table", fail)
+    assert main(["record", "-o", "out", "--", "true"]) == 0
+    assert "bus.0.raw has no outline: " in capsys.readouterr().err
+    assert channel_file() == "bus.0.ptb"
+    assert sorted(path.name for path in Path("out").iterdir()) == ["bus.0.ptb", "session.json"]

@@ -12,6 +12,7 @@ docs/formats.md describes the layout.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from itertools import islice, repeat
 from pathlib import Path
@@ -155,6 +156,8 @@ def _write(reader: BusReader, path: Path) -> None:
         crc = zlib_ng.crc32(footer)
         end = np.array((file.tell(), reader.blocks, len(groups), crc, 0, END_MAGIC), END)
         file.write(footer + end.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _row_of(seen: Seen) -> npt.NDArray[np.void]:

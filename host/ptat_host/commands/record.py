@@ -46,6 +46,12 @@ def add(commands: Commands[Parser]) -> None:
         default=True,
         help="compress the capture when the recording has ended (default: --archive)",
     )
+    parser.add_argument(
+        "--outline",
+        action=argparse.BooleanOptionalAction,
+        help="write an outline of the capture, with which `ptat parse` reads it once"
+        " (default: where it is compressed)",
+    )
     add_recording(parser)
     parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
     parser.set_defaults(run=_run)
@@ -178,7 +184,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
     request = record_request(arguments, board, command)
     session = new_session(arguments.output, command)
-    result = record_one(board, request, session, archive=arguments.archive)
+    result = record_one(
+        board, request, session, archive=arguments.archive, outline=arguments.outline
+    )
     return recorded(session, result, arguments.strict)
 
 
@@ -217,13 +225,18 @@ def new_session(output: Path | None, command: Sequence[str]) -> Path:
 
 
 def record_one(
-    board: Board, request: RecordRequest, session: Path, *, archive: bool = True
+    board: Board,
+    request: RecordRequest,
+    session: Path,
+    *,
+    archive: bool = True,
+    outline: bool | None = None,
 ) -> RecordResult:
     """Record into a session of one board or several."""
     from ptat_host import record
 
     request = replace(request, session_dir=session.resolve())
-    return record.record(board, request, archive=archive)
+    return record.record(board, request, archive=archive, outline=outline)
 
 
 def recorded(session: Path, result: RecordResult, strict: bool) -> int:
