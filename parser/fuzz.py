@@ -156,7 +156,8 @@ def sealed_outline(data: bytes) -> bytes:
         at += outline.CHUNK.itemsize
         if end["blocks"] < 1 << 16:  # those of the session are one chunk
             break
-    end["crc"] = zlib.crc32(content[int(end["offset"]) : end_at])
+    header = content[: outline.HEADER.itemsize]
+    end["crc"] = zlib.crc32(header + content[int(end["offset"]) : end_at])
     content[end_at:] = end.tobytes()
     return bytes(content)
 

@@ -489,20 +489,25 @@ def read_kernel_log(directory: Path) -> KernelLog:
         tables.append(events)
         timed.append(_timed_events(cpu, layout))
 
-    table = np.concatenate(tables)
-    table = table[np.argsort(table["seq"], kind="stable")]
+    table = _in_order(tables, "seq")
     if np.any(table["seq"][1:] == table["seq"][:-1]):
         raise ParseError(f"{directory}: two events with one sequence number", "record again")
     lost_seqs = int(table["seq"][-1] - table["seq"][0]) + 1 - table.size if table.size else 0
-    others = np.concatenate(timed)
-    others = others[np.argsort(others["time"], kind="stable")]
     return KernelLog(
         table,
-        others,
+        _in_order(timed, "time"),
         lost_events,
         lost_seqs,
         gaps,
     )
+
+
+def _in_order(parts: list[npt.NDArray[Any]], by: str) -> npt.NDArray[Any]:
+    """All rows, in the order of a column; what is in order already is not moved."""
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if np.all(rows[by][1:] >= rows[by][:-1]):
+        return rows
+    return rows[np.argsort(rows[by], kind="stable")]
 
 
 class LogTail:
@@ -537,8 +542,7 @@ class LogTail:
             cpu, missed, uncounted = _scan(path, number, data, self._layout)
             self.lost_events += missed + uncounted
             tables.append(_table_events(cpu, self._layout))
-        table = np.concatenate(tables)
-        return table[np.argsort(table["seq"], kind="stable")]
+        return _in_order(tables, "seq")
 
 
 def traced_spaces(log: KernelLog) -> set[int]:
@@ -565,7 +569,7 @@ def _table_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
 
 
 def _timed_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
-    parts = [np.zeros(0, TIMED_EVENT)]  # a log may have neither faults nor entries
+    parts = []
     for kind, name in enumerate(TIMED_KINDS):
         if name not in layout.formats:
             continue
@@ -578,4 +582,5 @@ def _timed_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
             if field_name in fields:
                 events[field_name] = cpu.column(rows, fields[field_name])
         parts.append(events)
-    return np.concatenate(parts)
+    parts = [part for part in parts if part.size] or [np.zeros(0, TIMED_EVENT)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -81,7 +81,7 @@ END = np.dtype(
         ("offset", "<u8"),  # of the footer
         ("blocks", "<u8"),  # of the capture
         ("groups", "<u8"),
-        ("crc", "<u4"),  # of the footer
+        ("crc", "<u4"),  # of header and footer
         ("zero", "<u4"),
         ("magic", "S8"),
     ]
@@ -139,8 +139,8 @@ def _write(reader: BusReader, path: Path) -> None:
             groups.append(row)
             group.clear()
 
-        header = MAGIC, VERSION, 0, reader.chunk_blocks, PIECE_BLOCKS
-        file.write(np.array(header, HEADER).tobytes())
+        header = np.array((MAGIC, VERSION, 0, reader.chunk_blocks, PIECE_BLOCKS), HEADER)
+        file.write(header.tobytes())
         for number, chunk in enumerate(reader.chunks()):
             seen = Seen.of(chunk)
             group.append(seen)
@@ -153,7 +153,7 @@ def _write(reader: BusReader, path: Path) -> None:
             end_group()
         parts = _table(rows, reader), np.concatenate(sums), np.array(groups, GROUP)
         footer = b"".join(part.tobytes() for part in parts)
-        crc = zlib_ng.crc32(footer)
+        crc = zlib_ng.crc32(header.tobytes() + footer)
         end = np.array((file.tell(), reader.blocks, len(groups), crc, 0, END_MAGIC), END)
         file.write(footer + end.tobytes())
         file.flush()
@@ -226,6 +226,7 @@ def use(reader: BusReader, region: Region) -> bool:
 class Outline:
     """An outline of a capture of so many `blocks`; `chunks` (dtype `CHUNK`) is of its chunks.
 
+    These have `chunk_blocks`, and pieces of `piece_blocks`.
     `sums`, shape ``(pieces, 2)``, are those of `blocks.sums_of`. Raises `ParseError` for a file
     that is no outline, or damaged.
     """
@@ -241,22 +242,23 @@ class Outline:
         at = self._source.size_bytes - END.itemsize
         end = self._row(at, END)
         offset, self.blocks, groups = (int(end[name]) for name in ("offset", "blocks", "groups"))
-        self.chunk_blocks = int(header["chunk"])
+        self.chunk_blocks, self.piece_blocks = int(header["chunk"]), int(header["piece"])
         if (
             end["magic"] != END_MAGIC.rstrip(b"\0")
             or end["zero"]
             or header["zero"]
-            or header["piece"] != PIECE_BLOCKS
+            or not self.piece_blocks
             or not 0 < self.chunk_blocks <= CHUNK_BLOCKS_MAX
         ):
             raise self._bad("truncated, or damaged")
         whole, rest = divmod(self.blocks, self.chunk_blocks)
         chunks = (whole + (rest > 0)) * CHUNK.itemsize
-        sums = chunks + (whole * pieces_in(self.chunk_blocks) + pieces_in(rest)) * 16
+        in_chunk, in_last = (-(-size // self.piece_blocks) for size in (self.chunk_blocks, rest))
+        sums = chunks + (whole * in_chunk + in_last) * 16
         if offset + sums + groups * GROUP.itemsize != at:
             raise self._bad("truncated, or damaged")
         footer = self._source.read(offset, at - offset)
-        if zlib_ng.crc32(footer) != end["crc"]:
+        if zlib_ng.crc32(header.tobytes() + footer) != end["crc"]:
             raise self._bad("damaged")
         self.chunks: npt.NDArray[np.void] = np.frombuffer(footer[:chunks], CHUNK)
         self.sums: U64 = np.frombuffer(footer[chunks:sums], np.uint64).reshape(-1, 2)
@@ -268,8 +270,9 @@ class Outline:
         self._held: tuple[int, Seen] | None = None
 
     def fits(self, reader: BusReader) -> bool:
-        """Whether it is of a capture as long as the reader's."""
-        return (self.chunk_blocks, self.blocks) == (reader.chunk_blocks, reader.blocks)
+        """Whether it is of a capture as long as the reader's, in parts like the reader's."""
+        parts = self.blocks, self.chunk_blocks, self.piece_blocks
+        return parts == (reader.blocks, reader.chunk_blocks, PIECE_BLOCKS)
 
     def seen(self) -> Iterator[Seen]:
         """What is in the capture, some chunks at a time. Raises `ParseError` if that is damaged."""

@@ -2,6 +2,7 @@
 import json
 import random
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,24 @@ def test_bad_input_is_told_as_without(session, damage, error, message):
     assert not (path / "results").exists()
 
 
+def test_one_of_other_chunks_is_left_out(session, looked, monkeypatch):
+    path = session(steps=600)
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "CHUNK_BLOCKS", 2)
+        outlined(path)
+    looked.clear()
+    parse(path)
+    assert looked
+
+
+def test_one_of_other_pieces_is_left_out(small, tmp_path, looked):
+    path = shutil.copytree(small, tmp_path / "s")
+    file = path / "bus.0.outline"
+    file.write_bytes(sealed(file.read_bytes(), set_to("piece", 8, "header")))
+    parse(path)
+    assert looked
+
+
 def test_salvage_does_without(session, looked):
     path = outlined(session(steps=600))
     flip(path / "bus.0.raw", 8192 + 100)
@@ -226,7 +245,8 @@ def test_damage_to_it_is_told_by_who_parses(small, tmp_path):
 
 
 def sealed(data: bytes, change) -> bytes:
-    """With a right CRC, after `change` of the rows of chunks and groups, and of the end."""
+    """With a right CRC, after `change` of header, rows of chunks and groups, and end."""
+    header = np.frombuffer(data, outline.HEADER, 1).copy()[0]
     end = np.frombuffer(data, outline.END, 1, len(data) - outline.END.itemsize).copy()[0]
     at = int(end["offset"])
     footer = bytearray(data[at : -outline.END.itemsize])
@@ -234,17 +254,17 @@ def sealed(data: bytes, change) -> bytes:
     groups_at = len(footer) - int(end["groups"]) * outline.GROUP.itemsize
     chunks = np.frombuffer(memoryview(footer)[:chunks_bytes], outline.CHUNK)
     groups = np.frombuffer(memoryview(footer)[groups_at:], outline.GROUP)
-    change(chunks, groups, end)
-    end["crc"] = outline.zlib_ng.crc32(bytes(footer))
-    return data[:at] + bytes(footer) + end.tobytes()
+    change(header=header, chunks=chunks, groups=groups, end=end)
+    end["crc"] = zlib.crc32(header.tobytes() + footer)
+    return header.tobytes() + data[outline.HEADER.itemsize : at] + footer + end.tobytes()
 
 
 def set_to(field: str, value: int, of: str = "chunks"):
-    def change(chunks, groups, end):
-        if of == "end":
-            end[field] = value
+    def change(**parts):
+        if of in ("header", "end"):
+            parts[of][field] = value
         else:
-            {"chunks": chunks, "groups": groups}[of][field][0] = value
+            parts[of][field][0] = value
 
     return change
 
@@ -270,7 +290,7 @@ def set_to(field: str, value: int, of: str = "chunks"):
 def test_what_cannot_be_is_not_believed(small, tmp_path, change):
     path = tmp_path / "bus.0.outline"
     whole = (small / "bus.0.outline").read_bytes()
-    path.write_bytes(sealed(whole, lambda *_: None))
+    path.write_bytes(sealed(whole, lambda **_: None))
     list(outline.Outline(path).seen())
     path.write_bytes(sealed(whole, change))
     with pytest.raises(ParseError, match="remove it"):
@@ -362,7 +382,7 @@ def test_nothing_but_errors_of_ptat(small, tmp_path):
     refused = 0
     for _ in range(60):
 
-        def change(chunks, groups, end):
+        def change(chunks, **_):
             field = choose.choice(outline.CHUNK.names)
             row = choose.randrange(len(chunks))
             chunks[field][row] ^= np.uint64(1) << np.uint64(choose.randrange(20))
