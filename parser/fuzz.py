@@ -147,15 +147,12 @@ def sealed_outline(data: bytes) -> bytes:
         return data
     content, end_at = bytearray(data), len(data) - outline.END.itemsize
     end = np.frombuffer(content, outline.END, 1, end_at).copy()[0]
-    at = int(end["offset"])
-    while at + outline.CHUNK.itemsize <= end_at:
-        row = np.frombuffer(content, outline.CHUNK, 1, at).copy()[0]
-        offset, data_bytes = int(row["offset"]), int(row["data_bytes"])
-        row["data_crc"] = zlib.crc32(content[offset : offset + data_bytes])
-        content[at : at + outline.CHUNK.itemsize] = row.tobytes()
-        at += outline.CHUNK.itemsize
-        if end["blocks"] < 1 << 16:  # those of the session are one chunk
-            break
+    size = outline.GROUP.itemsize
+    for at in range(end_at - size * min(int(end["groups"]), end_at // size), end_at, size):
+        row = np.frombuffer(content, outline.GROUP, 1, at).copy()[0]
+        first = int(row["offset"])
+        row["data_crc"] = zlib.crc32(content[first : first + int(row["data_bytes"])])
+        content[at : at + size] = row.tobytes()
     header = content[: outline.HEADER.itemsize]
     end["crc"] = zlib.crc32(header + content[int(end["offset"]) : end_at])
     content[end_at:] = end.tobytes()
