@@ -59,9 +59,9 @@ class EntryStores:
         near = self._near[line & _NEAR_MASK]  # few are; the others need not be searched for
         line, ticks = line[near], ticks[near]
         at = np.minimum(np.searchsorted(self._lines, line), self._lines.size - 1)
-        wanted = self._lines[at] == line
+        wanted = np.flatnonzero(self._lines[at] == line)[: STORES_MAX - self._noted]
         self._stores.append((line[wanted], ticks[wanted]))
-        self._noted += int(np.count_nonzero(wanted))
+        self._noted += wanted.size
 
     def pairs(self, clock: Clock) -> Pairs:
         """Those that are certain; `clock` is right to half of `ALONE_S`."""

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from ptat_parser.blocks import (
     OTHERS,
     BusReader,
     Known,
+    Lost,
+    MarkRecord,
     Seen,
     chunks_of,
 )
@@ -65,7 +68,8 @@ class Losses:
     def add_span(self, since_ticks: int, until_ticks: int) -> None:
         """Note when a loss was; of very many, the last ones become one."""
         if len(self.spans) == SPANS_MAX:
-            since_ticks = self.spans.pop()[0]
+            since, until = self.spans.pop()
+            since_ticks, until_ticks = min(since, since_ticks), max(until, until_ticks)
         self.spans.append((since_ticks, until_ticks))
 
 
@@ -246,28 +250,34 @@ def _all_seen(reader: BusReader, region: Region) -> tuple[list[Inside], Known]:
 
 
 def _count(chunk: Seen, found: Survey) -> None:
-    for lost in chunk.lost:
-        found.losses.records += 1
-        found.losses.accesses += lost.count or 0
-        found.losses.blocks += lost.blocks
-        found.losses.add_span(lost.since_ticks, lost.time_ticks)
-    for mark in chunk.marks:
-        found.started |= mark.code == wire.Mark.START
-        found.stopped |= mark.code == wire.Mark.STOP
-        found.link_errors += mark.code == wire.Mark.LINK_ERROR
-        if mark.code == wire.Mark.DECODE_ERROR:
-            found.decode_errors += mark.argument >> wire.DECODE_ERROR_COUNT_SHIFT or 1
-            found.losses.add_span(found.decoded_ticks, mark.time_ticks)
-            found.decoded_ticks = mark.time_ticks
-        if mark.code == wire.Mark.SAMPLE:
-            found.sampled_one_in = max(found.sampled_one_in, mark.argument)
-        found.last_ticks = max(found.last_ticks, mark.time_ticks)
+    records: list[Lost | MarkRecord] = [*chunk.lost, *chunk.marks]
+    for record in sorted(records, key=attrgetter("time_ticks")):
+        if isinstance(record, Lost):
+            found.losses.records += 1
+            found.losses.accesses += record.count or 0
+            found.losses.blocks += record.blocks
+            found.losses.add_span(record.since_ticks, record.time_ticks)
+        else:
+            _count_mark(record, found)
     first = next(filter(None, chunk.firsts), None)
     if first:
         if not found.accesses:
             found.first_ticks = first[1]
         found.last_ticks = max(found.last_ticks, chunk.last_ticks)
     found.accesses += chunk.accesses
+
+
+def _count_mark(mark: MarkRecord, found: Survey) -> None:
+    found.started |= mark.code == wire.Mark.START
+    found.stopped |= mark.code == wire.Mark.STOP
+    found.link_errors += mark.code == wire.Mark.LINK_ERROR
+    if mark.code == wire.Mark.DECODE_ERROR:
+        found.decode_errors += mark.argument >> wire.DECODE_ERROR_COUNT_SHIFT or 1
+        found.losses.add_span(found.decoded_ticks, mark.time_ticks)
+        found.decoded_ticks = mark.time_ticks
+    if mark.code == wire.Mark.SAMPLE:
+        found.sampled_one_in = max(found.sampled_one_in, mark.argument)
+    found.last_ticks = max(found.last_ticks, mark.time_ticks)
 
 
 def _no_stores() -> MarkerStores:

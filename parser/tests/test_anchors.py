@@ -98,3 +98,23 @@ def test_a_short_session_with_few_markers(tmp_path, ppm):
     true = (synthetic.TSC_START + ticks * 2.6 * (1 + ppm * 1e-6)) / 2.6
     error_ns = np.abs(fitted.to_ns(ticks) - true).max()
     assert error_ns <= fitted.error_ns < 6_000
+
+
+@pytest.mark.parametrize("stores_max", [1, 37, 1 << 20])
+def test_how_many_are_shown_at_a_time_makes_no_difference(tmp_path, monkeypatch, stores_max):
+    monkeypatch.setattr(anchors, "STORES_MAX", stores_max)
+    machine = synthetic.Machine(3, entries=True, cpus=2).run(300)
+    session = Session(machine.write(tmp_path / "s"))
+    log = kernel_log.read_kernel_log(session.kernel_path)
+    ticks, address = np.array([row[:2] for row in machine.bus if row[2]], np.uint64).T
+    noted = []
+    for at_a_time in (1, 50, ticks.size):
+        stores = EntryStores(session, log)
+        for start in range(0, ticks.size, at_a_time):
+            part = slice(start, start + at_a_time)
+            stores.note(ticks[part], address[part])
+        noted.append(
+            [np.concatenate(column).tolist() for column in zip(*stores._stores, strict=True)]
+        )
+    assert noted[0] == noted[1] == noted[2]
+    assert 0 < len(noted[0][0]) <= stores_max

@@ -3,6 +3,7 @@ import json
 import random
 import shutil
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 from conftest import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_blocks import encode
 from test_results import DAMAGES
 from test_spans import busy, busy_machine, digests
 
-from ptat_parser import archive, blocks, outline, parse, spans, wire
+from ptat_parser import anchors, archive, blocks, outline, parse, spans, survey, wire
 from ptat_parser.blocks import BusReader
 from ptat_parser.check import check
 from ptat_parser.errors import ParseError, PtatError
+from ptat_parser.session import Region
 from ptat_parser.storage import Source
 
 
@@ -73,10 +76,11 @@ def seal(data: bytearray, block: int) -> None:
     group_chunks=st.sampled_from([1, 5, 1 << 10]),
     in_archive=st.booleans(),
     workers=st.sampled_from([1, 2]),
+    few=st.booleans(),
 )
 def test_with_and_without_it_results_are_the_same(
     tmp_path_factory, seed, lossy, granularity, entries, chunk_blocks, group_chunks, in_archive,
-    workers,
+    workers, few,
 ):  # fmt: skip
     path = busy(
         tmp_path_factory.mktemp("outline") / "s",
@@ -85,6 +89,9 @@ def test_with_and_without_it_results_are_the_same(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
         patch.setattr(outline, "GROUP_CHUNKS", group_chunks)
+        if few:
+            patch.setattr(anchors, "STORES_MAX", 40)
+            patch.setattr(survey, "SPANS_MAX", 3)
         parse(path)
         without = digests(path)
         outlined(path)
@@ -94,6 +101,57 @@ def test_with_and_without_it_results_are_the_same(
         assert digests(path) == without
         reader = BusReader(path / ("bus.0.ptb" if in_archive else "bus.0.raw"))
         assert outline.Outline(path / "bus.0.outline").differs(reader) is None
+
+
+@settings(max_examples=60)
+@given(
+    records=st.lists(
+        st.one_of(
+            st.tuples(st.just("access"), st.integers(0, 1 << 24), st.just(0x1000), st.booleans()),
+            st.tuples(st.just("lost"), st.integers(0, 1 << 20), st.integers(1, 99), st.none()),
+            st.tuples(
+                st.just("mark"),
+                st.integers(0, 1 << 20),
+                st.sampled_from([wire.Mark.DECODE_ERROR, wire.Mark.SAMPLE, wire.Mark.LINK_ERROR]),
+                st.integers(0, 1 << 20),
+            ),
+        ),
+        min_size=30,
+        max_size=100,
+    ),
+    spans_max=st.sampled_from([2, 5, 1 << 16]),
+)
+def test_a_survey_is_the_same(tmp_path_factory, records, spans_max):
+    """Also of more losses than are kept apart, all of which are covered."""
+    path = tmp_path_factory.mktemp("survey") / "bus.0.raw"
+    data, _ = encode([("access", 1, 0x1000, False), *records], repeat=40)
+    path.write_bytes(data)
+    region = Region(0x1000, 1 << 20, 16, 64, "pte")
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "CHUNK_BLOCKS", 1)
+        patch.setattr(survey, "SPANS_MAX", spans_max)
+        for with_outline in (False, True):
+            reader = BusReader(path)
+            if with_outline:
+                outline.write(path)
+                assert outline.use(reader, region)
+            found.append(survey.survey(reader, region))
+    one, other = (
+        {**vars(each), "stores": [c.tolist() for c in vars(each.stores).values()]} for each in found
+    )
+    assert one == other
+    since, until = np.array(other["losses"].spans).T
+    chunks = list(BusReader(path))
+    lost = [(each.since_ticks, each.time_ticks) for chunk in chunks for each in chunk.lost]
+    errors = [0] + [
+        mark.time_ticks
+        for chunk in chunks
+        for mark in chunk.marks
+        if mark.code == wire.Mark.DECODE_ERROR
+    ]
+    for first, last in [*lost, *pairwise(errors)]:
+        assert np.any((since <= first) & (last <= until))
 
 
 @pytest.mark.parametrize("granularity", [8, 64])
