@@ -91,8 +91,8 @@ END = np.dtype(
 CHUNK_BLOCKS_MAX = 1 << 14
 """More in one chunk is not believed."""
 
-GROUP_STORES = 1 << 16
-"""A group with so many ends."""
+GROUP_RECORDS = 1 << 16
+"""A group with so many stores and others ends."""
 
 GROUP_CHUNKS = 1 << 10
 """A group of so many chunks ends."""
@@ -126,6 +126,7 @@ def write(capture: Path, channel: int = 0) -> None:
 def _write(reader: BusReader, path: Path) -> None:
     rows, sums, groups = [], [], []
     group: list[Seen] = []
+    records = 0
     with path.open("wb") as file:
 
         def end_group() -> None:
@@ -146,9 +147,10 @@ def _write(reader: BusReader, path: Path) -> None:
             group.append(seen)
             rows.append(_row_of(seen))
             sums.append(sums_of(_words_of(reader, number, chunk)))
-            stores = sum(seen.stores[0].size for seen in group)
-            if stores >= GROUP_STORES or len(group) == GROUP_CHUNKS:
+            records += int(rows[-1]["stores"]) + int(rows[-1]["others"])
+            if records >= GROUP_RECORDS or len(group) == GROUP_CHUNKS:
                 end_group()
+                records = 0
         if group:
             end_group()
         parts = _table(rows, reader), np.concatenate(sums), np.array(groups, GROUP)
@@ -226,9 +228,8 @@ def use(reader: BusReader, region: Region) -> bool:
 class Outline:
     """An outline of a capture of so many `blocks`; `chunks` (dtype `CHUNK`) is of its chunks.
 
-    These have `chunk_blocks`, and pieces of `piece_blocks`.
-    `sums`, shape ``(pieces, 2)``, are those of `blocks.sums_of`. Raises `ParseError` for a file
-    that is no outline, or damaged.
+    These have `chunk_blocks`, and pieces of `piece_blocks`; `sums`, shape ``(pieces, 2)``, are
+    those of `blocks.sums_of`. Raises `ParseError` for a file that is no outline, or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -264,6 +265,7 @@ class Outline:
         self.sums: U64 = np.frombuffer(footer[chunks:sums], np.uint64).reshape(-1, 2)
         self._groups: npt.NDArray[np.void] = np.frombuffer(footer[sums:], GROUP)
         self._ends = np.cumsum(self._groups["chunks"].astype(np.int64))  # chunk after each group
+        self._firsts = self._ends - self._groups["chunks"].astype(np.int64)
         if not self._is_plausible(offset):
             raise self._bad("damaged")
         self._start = np.concatenate([[0], np.cumsum(self.chunks["accesses"], dtype=np.int64)])
@@ -287,7 +289,7 @@ class Outline:
         if not self._held or self._held[0] != group:
             self._held = group, self._seen(group)
         position, ticks, address = self._held[1].stores
-        start = self._start[self._first(group)]
+        start = self._start[self._firsts[group]]
         first, end = np.searchsorted(position, self._start[chunk : chunk + 2] - start)
         here = slice(first, end)
         return position[here] - (self._start[chunk] - start), ticks[here], address[here]
@@ -310,17 +312,13 @@ class Outline:
                 if not np.array_equal(sums, self.sums[first : first + len(sums)]):
                     return number * self.chunk_blocks
             if not _is_alike(Seen.joined(here), told):
-                return self._first(group) * self.chunk_blocks
+                return int(self._firsts[group]) * self.chunk_blocks
         assert next(chunks, None) is None  # now the reader knows all
         different = np.flatnonzero(_table(rows, reader) != self.chunks)
         return int(different[0]) * self.chunk_blocks if different.size else None
 
-    def _first(self, group: int) -> int:
-        """Its first chunk."""
-        return int(self._ends[group - 1]) if group else 0
-
     def _seen(self, group: int) -> Seen:
-        first, end = self._first(group), int(self._ends[group])
+        first, end = int(self._firsts[group]), int(self._ends[group])
         rows = self.chunks[first:end]
         accesses = int(self._start[end] - self._start[first])
         stores, others = int(rows["stores"].sum()), int(rows["others"].sum())
@@ -392,7 +390,11 @@ class Outline:
             | (groups["chunks"] > GROUP_CHUNKS)
         )
         all_in_groups = int(self._ends[-1]) if len(groups) else 0
-        return not bad_chunk.any() and not bad_group.any() and all_in_groups == len(rows)
+        if bad_chunk.any() or bad_group.any() or all_in_groups != len(rows):
+            return False
+        in_groups = np.add.reduceat(rows["stores"] + rows["others"].astype(np.int64), self._firsts)
+        records_max = self.chunk_blocks * (wire.BLOCK_RECORDS_MAX + 1)  # of the last one's chunk
+        return bool(np.all(in_groups < GROUP_RECORDS + records_max))
 
     def _row(self, at: int, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
         data = self._source.read(max(at, 0), dtype.itemsize)

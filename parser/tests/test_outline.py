@@ -26,7 +26,7 @@ from ptat_parser.storage import Source
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 3)
-    monkeypatch.setattr(outline, "GROUP_STORES", 300)
+    monkeypatch.setattr(outline, "GROUP_RECORDS", 300)
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
 
 
@@ -269,7 +269,7 @@ def small(tmp_path_factory) -> Path:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "CHUNK_BLOCKS", 3)
-        patch.setattr(outline, "GROUP_STORES", 300)
+        patch.setattr(outline, "GROUP_RECORDS", 300)
         outlined(path)
     return path
 
@@ -366,7 +366,7 @@ def test_of_another_version(small, tmp_path):
 def test_its_stores_are_those_of_the_chunks(small):
     found = outline.Outline(small / "bus.0.outline")
     there = [chunk.stores() for chunk in BusReader(small / "bus.0.raw")]
-    assert sum(position.size for position, *_ in there) > 3 * outline.GROUP_STORES
+    assert sum(position.size for position, *_ in there) > 3 * outline.GROUP_RECORDS
     for number in random.Random(1).sample(range(len(there)), len(there)):
         for one, other in zip(found.stores(number), there[number], strict=True):
             np.testing.assert_array_equal(one, other)
@@ -451,3 +451,18 @@ def test_nothing_but_errors_of_ptat(small, tmp_path):
         except PtatError:
             refused += 1
     assert refused > 10
+
+
+def test_groups_are_bounded(tmp_path, monkeypatch):
+    """However many records other than reads there are, few are held at a time."""
+    monkeypatch.setattr(outline, "GROUP_RECORDS", 3000)
+    data, _ = encode([("access", 1, 64, True), ("lost", 1, 9, None)], repeat=20_000)
+    (tmp_path / "bus.0.raw").write_bytes(data)
+    outline.write(tmp_path / "bus.0.raw")
+    found = outline.Outline(tmp_path / "bus.0.outline")
+    groups = [seen.stores[0].size + len(seen.lost) for seen in found.seen()]
+    assert sum(groups) == 40_000
+    assert max(groups) < 3000 + 3 * wire.BLOCK_WORDS
+    monkeypatch.setattr(outline, "GROUP_RECORDS", max(groups) - 3 * (wire.BLOCK_RECORDS_MAX + 1))
+    with pytest.raises(ParseError, match="damaged"):
+        outline.Outline(tmp_path / "bus.0.outline")
