@@ -13,7 +13,7 @@ from test_merge import in_two_channels
 from test_spans import busy, digests, small_spans  # noqa: F401
 
 import ptat_parser
-from ptat_parser import archive, parse, storage, wire
+from ptat_parser import archive, outline, parse, storage, wire
 from ptat_parser.check import check
 from ptat_parser.errors import BadInput, ParseError, SessionError
 
@@ -62,6 +62,8 @@ def upload(session: Path, url: str) -> Path:
 def archived(session: Path) -> Path:
     """With its capture as `ptat record` leaves it."""
     description = json.loads((session / "session.json").read_text())
+    if len(description["board"]["channels"]) == 1:
+        outline.write(session / description["board"]["channels"][0]["file"])
     for channel in description["board"]["channels"]:
         raw = session / channel["file"]
         channel["file"] = str(Path(channel["file"]).with_suffix(".ptb"))
@@ -77,10 +79,9 @@ def test_results_are_the_same_there(tmp_path, store, channels, monkeypatch):
     session = busy(tmp_path / "s", phases=3, lossy=True)
     if channels == 2:
         in_two_channels(session)
-    archived(session)
     parse(session)
     expected = digests(session)
-    where = upload(session, store)
+    where = upload(archived(session), store)
     for _ in range(2):  # also over older ones
         there = parse(where)
         assert digests(where) == expected
