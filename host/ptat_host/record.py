@@ -117,7 +117,7 @@ def given_session(directory: Path) -> Path:
 
 
 def record(
-    board: Board, request: RecordRequest, *, archive: bool = True, outline: bool | None = None
+    board: Board, request: RecordRequest, *, archive: bool = True, outline: bool = True
 ) -> RecordResult:
     """Record into `request.session_dir`, which is there and empty, and describe the session.
 
@@ -126,8 +126,8 @@ def record(
     unless the board left something in it that may explain why.
 
     :param archive: compress the capture; else it stays as it came.
-    :param outline: write its outline; if None, where it is archived. Either needs numba, which
-        compiles for minutes where it is new and CPUs are slow.
+    :param outline: write its outline. Either needs numba, which compiles for minutes where it is
+        new and CPUs are slow.
 
     :raises PtatError: nothing could be recorded.
     """
@@ -159,7 +159,7 @@ def record(
     content["incomplete_reason"] = None if result.complete else result.reason
     content["command"]["exit_status"] = result.exit_status
     description.add(result.metadata)
-    if result.complete and (archive if outline is None else outline):
+    if result.complete and outline:
         _outline(content["board"], request.session_dir)
     archived = _archive(content["board"], request.session_dir) if archive else []
     session.seal(content, request.session_dir)

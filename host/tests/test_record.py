@@ -381,8 +381,8 @@ def told() -> list[int]:
     [
         ((), True),
         (("--no-outline",), False),
-        (("--no-archive",), False),
-        (("--no-archive", "--outline"), True),
+        (("--no-archive",), True),
+        (("--no-archive", "--no-outline"), False),
     ],
 )
 def test_the_capture_has_an_outline(monkeypatch, capsys, options, there):

@@ -239,7 +239,7 @@ class PlainChunk:
     Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes. The words
     are read when they are asked for, and hold until the reader's next chunk. They are also in the
     open `file`, if that is not -1, from `start_bytes` on; `sums` (see `sums_of`): what they must
-    be. `known`: what `stores` gives, if known.
+    be. `recall` gives what `stores` does, if it is known.
     """
 
     lost: tuple[Lost, ...] = ()
@@ -254,7 +254,7 @@ class PlainChunk:
         file: int = -1,
         start_bytes: int = 0,
         sums: U64 | None = None,
-        known: RememberedStores | None = None,
+        recall: Callable[[], RememberedStores | None] = lambda: None,
     ) -> None:
         self.blocks = blocks
         self.file = file
@@ -264,7 +264,7 @@ class PlainChunk:
         self.last_ticks = last_ticks
         self.writes = writes
         self.found: Stores | None = None  # by `stores`
-        self._known = known
+        self._recall = recall
         self._read = read
 
     @cached_property
@@ -285,7 +285,8 @@ class PlainChunk:
     def times(self, positions: Sequence[int]) -> list[int]:
         """Times of accesses."""
         wanted = np.array(positions, np.int64)
-        ticks = self._known.times(wanted) if self._known else None
+        known = self._recall()
+        ticks = known.times(wanted) if known else None
         if ticks is None:
             ticks = _times(self.words, wanted)
         found: list[int] = ticks.tolist()
@@ -294,8 +295,8 @@ class PlainChunk:
     def stores(self) -> Stores:
         """Positions, times and addresses of the writes."""
         if self.found is None:
-            if self._known:
-                self.found = self._known.stores()
+            if known := self._recall():
+                self.found = known.stores()
             else:
                 self.found = _writes(self.words) if self.writes else NO_STORES
         return self.found
@@ -587,8 +588,8 @@ class BusReader:
                 state[:] = known.states[chunk]
                 if known.holds[chunk] != OTHERS:
                     state[:] = known.states[chunk + 1]
-                    stores = known.recall(chunk)
-                    yield self._plain(known.holds[chunk], state, words, fetched, first, stores)
+                    recall = partial(known.recall, chunk)
+                    yield self._plain(known.holds[chunk], state, words, fetched, first, recall)
                     continue
             found.states.append(tuple(state.tolist()))
             crc = fetched()
@@ -645,7 +646,7 @@ class BusReader:
         words: U64,
         fetched: Callable[[], object] | None = None,
         first: int = 0,
-        known: RememberedStores | None = None,
+        recall: Callable[[], RememberedStores | None] = lambda: None,
     ) -> PlainChunk:
         def read() -> U64:
             if fetched:
@@ -655,7 +656,7 @@ class BusReader:
         file = self.file if fetched else -1
         return PlainChunk(
             len(words), int(state[_TICKS]), holds == WRITES, read, file, first * wire.BLOCK_BYTES,
-            self._sums(first, words), known,
+            self._sums(first, words), recall,
         )  # fmt: skip
 
     @property

@@ -42,11 +42,13 @@ class Placement:
     """Where the table events belong.
 
     `position` (int64, one for each event): index among the accesses of the stream,
-    `APPLY_FIRST` for events before the recording, `BY_TIME` where the marker was lost.
+    `APPLY_FIRST` for events before the recording, `BY_TIME` where the marker was lost;
+    `marker_ticks` (uint64, one for each event): when its marker was, 0 if it was lost.
     `event` and `store` are the matched pairs (indices), for the clocks.
     """
 
     position: I64
+    marker_ticks: U64
     event: I64
     store: I64
     lost_markers: int
@@ -98,11 +100,14 @@ def place(
     store_index = np.fromiter(pairs.values(), np.int64, len(pairs))
     position = np.full(tables.size, BY_TIME, np.int64)
     position[event_index] = stores.position[store_index]
+    marker_ticks = np.zeros(tables.size, np.uint64)
+    marker_ticks[event_index] = stores.time_ticks[store_index]
     if started is None:
         started = int(seqs[event_index].min()) if pairs else int(seqs[-1]) + 1 if seqs.size else 0
     position[seqs < started] = APPLY_FIRST
     return Placement(
         position,
+        marker_ticks,
         event_index,
         store_index,
         int(np.count_nonzero(position == BY_TIME)),

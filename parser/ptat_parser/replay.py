@@ -1151,6 +1151,7 @@ class Replayer:
         for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
             self.rpt.apply(self._events[i], int(self._ticks[i]))
         self._schedule = Schedule(placement, self._ticks, started, losses)
+        self._marker_ticks: list[int] = placement.marker_ticks.tolist()
         self._stopped = stopped
         self._pmds = region.levels != "pte"
         self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
@@ -1305,7 +1306,7 @@ class Replayer:
             if config.skips and plain and not whole:
                 continue
             positions = [position for position, _ in steps]
-            at = chunk.times(positions) if steps else []
+            at = self._ticks_of(steps, chunk)
             ends = [*positions, chunk.accesses]
             until = [0] * len(steps)
             if config.skips:
@@ -1390,6 +1391,14 @@ class Replayer:
             [(at, address, REASONS[reason]) for at, address, reason in shown],
             _doubts(timed, first_timed, int(count[NEXT_TIMED])),
         )
+
+    def _ticks_of(self, steps: list[tuple[int, int]], chunk: AnyChunk) -> list[int]:
+        """When each step is: at its marker, or else at the access that it is before."""
+        at = [0 if event == LOSS else self._marker_ticks[event] for _, event in steps]
+        if not all(at):
+            there = chunk.times([position for position, _ in steps])
+            at = [ticks or access for ticks, access in zip(at, there, strict=True)]
+        return at
 
     def _horizon(self, accesses: int) -> np.uint64:
         """Until when a fault event may be about one of the first `accesses`."""

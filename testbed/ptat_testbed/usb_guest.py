@@ -261,9 +261,8 @@ def _start(
     if file_bytes_max is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
     board = f"usb:{SERIAL}"
-    status = main_of_ptat(
-        ["record", "--board", board, "-o", str(session), "--no-archive", *options, "--", *command]
-    )
+    command = [*("--no-archive", "--no-outline"), *options, "--", *command]
+    status = main_of_ptat(["record", "--board", board, "-o", str(session), *command])
     sys.stderr.flush()
     os._exit(status)
 

@@ -49,8 +49,9 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--outline",
         action=argparse.BooleanOptionalAction,
-        help="write an outline of the capture, with which `ptat parse` reads it once"
-        " (default: where it is compressed)",
+        default=True,
+        help="write an outline of the capture when the recording has ended,"
+        " with which `ptat parse` reads it only once (default: --outline)",
     )
     add_recording(parser)
     parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
@@ -230,7 +231,7 @@ def record_one(
     session: Path,
     *,
     archive: bool = True,
-    outline: bool | None = None,
+    outline: bool = True,
 ) -> RecordResult:
     """Record into a session of one board or several."""
     from ptat_host import record

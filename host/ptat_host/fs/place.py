@@ -207,7 +207,8 @@ def testbed(
         command = [
             *(sys.executable, "-m", "ptat_host.cli", "record", "--board", "testbed"),
             *("--output", str(session), "--pmem", pmem, "--snapshots", "yes"),
-            *("--cpus", str(max(cpus) + 1), "--no-maps", "--no-faults", "--no-archive"),
+            *("--cpus", str(max(cpus) + 1), "--no-maps", "--no-faults"),
+            *("--no-archive", "--no-outline"),
             *(*options, "--", *AGENT),
         ]
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))
