@@ -4,7 +4,7 @@
 PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
-.PHONY: help demo test test-suite test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
+.PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
@@ -96,7 +96,7 @@ lint: packages .venv/ready
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
 
-# Place and route is one long process of low priority, beside tests that are mostly one, too.
+# Place and route is one long process of low priority; nearly always its result is cached.
 test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs packages-kernel packages-studies lint
 	@MAKE="$(MAKE)" setup/beside.sh test-suite test-bitstream
 
@@ -106,9 +106,14 @@ test-bitstream:
 test-suite: docs man
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	@MAKE="$(MAKE)" setup/beside.sh test-exact test-studies
+
+test-exact:
 	$(PYTHON) -m ptat_testbed.check_exact --size small
 	$(PYTHON) -m ptat_testbed.sim_soc
+
+test-studies:
 	rm -rf docs/_build/studies-small
 	$(PYTHON) -m ptat_testbed.studies_small --output docs/_build/studies-small
 
