@@ -194,7 +194,8 @@ def _check(path: Path) -> None:
 def _read_log(path: Path) -> None:
     from ptat_parser.kernel_log import read_kernel_log
 
-    read_kernel_log(path / "kernel")
+    timed = read_kernel_log(path / "kernel").timed
+    assert sum(events.size for events in timed.batches()) == timed.faults + timed.entries
 
 
 def _parse(path: Path) -> None:

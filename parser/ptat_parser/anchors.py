@@ -8,6 +8,9 @@ while, no other event, no other store, and no event before still waits for its s
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,18 +37,33 @@ class EntryStores:
 
     def __init__(self, session: Session, log: KernelLog) -> None:
         region = session.region
+        base, size_bytes = np.uint64(region.base), np.uint64(region.size_bytes)
         granularity = np.uint64(session.board.granularity_bytes)
-        entries = log.timed[log.timed["kind"] != kernel_log.FAULT]
-        slot = np.concatenate([log.tables["slot_pa"], entries["slot_pa"]])
-        cycles = np.concatenate([log.tables["time"], entries["time"]])
-        inside = slot - np.uint64(region.base) < np.uint64(region.size_bytes)
-        line, cycles = slot[inside] // granularity, cycles[inside]
-        step = max(line.size // EVENTS_MAX, 1)
-        self._lines = np.unique(line[np.argsort(cycles)][::step])
+
+        def events() -> Iterator[tuple[U64, U64]]:
+            """Line and time of all in the region, some at a time; those of tables first."""
+            tables = log.tables[np.argsort(log.tables["time"], kind="stable")]
+            entries = log.timed.batches() if log.timed.entries else ()
+            for some in itertools.chain([tables], entries):
+                inside = some["slot_pa"] - base < size_bytes
+                if some is not tables:
+                    inside &= some["kind"] != kernel_log.FAULT
+                yield some["slot_pa"][inside] // granularity, some["time"][inside]
+
+        step = max((log.tables.size + log.timed.entries) // EVENTS_MAX, 1)
+        seen = 0
+        lines = []
+        for line, _ in events():
+            lines.append(line[-seen % step :: step])
+            seen += line.size
+        self._lines = np.unique(np.concatenate(lines))
         self._near = np.zeros(_NEAR_MASK + np.uint64(1), np.bool_)
         self._near[self._lines & _NEAR_MASK] = True
-        wanted = np.isin(line, self._lines)
-        self._events = line[wanted], cycles[wanted]
+        kept = []
+        for line, cycles in events():
+            wanted = np.isin(line, self._lines)
+            kept.append((line[wanted], cycles[wanted]))
+        self._events = tuple(np.concatenate(column) for column in zip(*kept, strict=True))
         self._granularity = granularity
         self._alone_ticks = ALONE_S * session.channel.tick_hz
         self._stores: list[tuple[U64, U64]] = []

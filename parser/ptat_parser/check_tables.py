@@ -184,14 +184,9 @@ def _entry_events(session: Session, ordered: Ordered, level: int) -> npt.NDArray
     kinds = (kernel_log.TABLE_LINK, kernel_log.LEAF_SET, kernel_log.LEAF_CLEAR)
     found = [events[np.isin(events["kind"], kinds)][["time", "slot_pa"]]]
     if level == 1:
-        timed = ordered.log.timed
-        timed_kinds = (kernel_log.ENTRY_SET, kernel_log.ENTRY_CLEAR)
-        since = events["time"].min() if events.size else 0
-        found.append(
-            timed[np.isin(timed["kind"], timed_kinds) & (timed["time"] >= since)][
-                ["time", "slot_pa"]
-            ]
-        )
+        since = int(events["time"].min()) if events.size else 0
+        timed = ordered.log.timed.between(since)
+        found.append(timed[timed["kind"] != kernel_log.FAULT][["time", "slot_pa"]])
     entries = np.concatenate([part.astype([("time", "<u8"), ("slot_pa", "<u8")]) for part in found])
     offset = entries["slot_pa"] - np.uint64(session.region.base)
     inside: npt.NDArray[Any] = entries[offset < np.uint64(session.region.size_bytes)]

@@ -13,6 +13,7 @@ the one that leaves the least sum of delays, each in units of its kind's usual d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
@@ -99,6 +100,10 @@ class Clock:
         since = (cycles - np.uint64(self.origin_cycles)).view(np.int64)
         ticks = (since / self.cycles_per_tick).astype(np.int64) + self.origin_ticks
         return np.maximum(ticks, 0).astype(np.uint64)
+
+    def to_cycles(self, ticks: int) -> int:
+        """A bus tick → kernel clock cycles, to a tick or so."""
+        return self.origin_cycles + math.floor((ticks - self.origin_ticks) * self.cycles_per_tick)
 
     @classmethod
     def from_summary(cls, summary: dict[str, Any]) -> Clock:

@@ -4,12 +4,15 @@
 ``kernel/cpuN.raw`` holds the pages that ``per_cpu/cpuN/trace_pipe_raw`` returned, one after
 the other. What a page and an event look like is taken from the format files that the kernel
 itself wrote (``kernel/formats/``), never assumed.
+
+Table events are few and are held. Of the others there may be more than memory has room for: each
+page's first and last time are held, and the events of a time are read when they are wanted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +89,8 @@ TIMED_KINDS = FAULT_EVENTS + ENTRY_EVENTS
 """Optional events without a marker; index = `kind` of a row."""
 
 FAULT, ENTRY_SET, ENTRY_CLEAR = range(len(TIMED_KINDS))
+_NOT_TIMED = 255
+_TIMED_FIELDS = ("mm", "va", "slot_pa", "entry")
 
 _ENTRY_FIELDS = ("mm", "slot_pa", "va", "entry")
 _NEEDED = {
@@ -104,6 +109,11 @@ _NEEDED = {
 }
 """Fields that each event must have; others may come and go."""
 
+END_OF_CYCLES = (1 << 64) - 1
+
+BATCH_BYTES = 1 << 20
+"""Pages of so many are scanned at a time."""
+
 _LEVELS = (1, 2)
 
 _PAGE_BYTES_MAX = 1 << 20
@@ -111,23 +121,6 @@ _TEXT_BYTES_MAX = 1 << 20
 _MISSED_EVENTS = 1 << 31
 _MISSED_STORED = 1 << 30
 _SIZE_MASK = (1 << 20) - 1
-
-
-@dataclass(frozen=True)
-class KernelLog:
-    """All events of a recording.
-
-    `tables` (dtype `TABLE_EVENT`) is sorted by `seq`; `timed` (`TIMED_EVENT`) by `time`.
-    `lost_events` counts what the ring buffers dropped, `gaps` says since and until when (clock
-    cycles, None where unknown), and `lost_seqs` counts the sequence numbers missing among the
-    table events.
-    """
-
-    tables: npt.NDArray[Any]
-    timed: npt.NDArray[Any]
-    lost_events: int
-    lost_seqs: int
-    gaps: list[tuple[int | None, int | None]]
 
 
 @dataclass(frozen=True)
@@ -146,7 +139,7 @@ class _Format:
 
 
 _FIELD = re.compile(
-    r"field:(?P<declaration>[^;]+);\s*offset:(?P<offset>\d+);\s*size:(?P<size>\d+);"
+    r"field:(?P<declaration>[^;]+);\s*offset:(?P<offset>\d{1,9});\s*size:(?P<size>\d{1,9});"
     r"(?:\s*signed:(?P<signed>\d+);)?"
 )
 
@@ -155,8 +148,8 @@ def _fields(text: str) -> dict[str, _Field]:
     fields = {}
     for match in _FIELD.finditer(text):
         declaration = match["declaration"].strip()
-        name = re.sub(r"\[[^\]]*\]$", "", declaration).split()[-1].lstrip("*")
-        fields[name] = _Field(
+        words = re.sub(r"\[[^\]]*\]$", "", declaration).split()
+        fields[words[-1].lstrip("*") if words else ""] = _Field(
             int(match["offset"]),
             int(match["size"]),
             match["signed"] == "1",
@@ -187,9 +180,9 @@ def _damaged(path: Path, problem: str = "damaged") -> ParseError:
 def _read_format(path: Path) -> _Format:
     text = _read_text(path)
     name = re.search(r"^name: (\S+)", text, re.MULTILINE)
-    number = re.search(r"^ID: (\d+)", text, re.MULTILINE)
+    number = re.search(r"^ID: (\d{1,9})", text, re.MULTILINE)
     fields = _fields(text)
-    if not name or not number or "common_type" not in fields:
+    if not name or not number or int(number[1]) >= 1 << 16 or "common_type" not in fields:
         raise ParseError(f"{path}: not the format of a trace event", "record again")
     if name[1] != path.name:
         raise _damaged(path, f"the format of {name[1]}")
@@ -221,6 +214,7 @@ class _Layout:
         fits = self.timestamp + 8 <= self.data and self.commit + self.commit_bytes <= self.data
         if not fits or self.commit_bytes not in (4, 8) or self.page_bytes > _PAGE_BYTES_MAX:
             raise _damaged(directory / "header_page")
+        self.batch_pages = max(BATCH_BYTES // self.page_bytes, 1)
         header = _read_text(directory / "header_event")
         codes = dict(re.findall(r"(padding|time_extend|time_stamp)\s*: type ==\s*(\d+)", header))
         wanted = {"padding": "29", "time_extend": "30", "time_stamp": "31"}
@@ -238,29 +232,53 @@ class _Layout:
             )
         if len({format.id for format in self.formats.values()}) < len(self.formats):
             raise _damaged(directory, "two events have one number")
-
-    def check(self, path: Path, kind: npt.NDArray[np.uint16], size_bytes: I64) -> None:
-        """Each event must be one of ours, and as long as its format says."""
-        smallest = np.full(1 << 16, np.iinfo(np.int64).max)
+        self.smallest_bytes = np.full(1 << 16, np.iinfo(np.int64).max)
         for format in self.formats.values():
             ends = [field.offset + field.size for field in format.fields.values()]
-            smallest[format.id & 0xFFFF] = max(ends)
-        wrong = np.flatnonzero(size_bytes < smallest[kind])
+            self.smallest_bytes[format.id] = max(ends)
+        number_of_kind = np.full(1 << 16, _NOT_TIMED, np.uint8)
+        fields = np.zeros((len(TIMED_KINDS), len(_TIMED_FIELDS), 2), np.int64)
+        for number, name in enumerate(TIMED_KINDS):
+            if found := self.formats.get(name):
+                number_of_kind[found.id] = number
+                for i, field in enumerate(map(found.fields.get, _TIMED_FIELDS)):
+                    if field:
+                        fields[number, i] = field.offset, field.size
+        self.timed: tuple[U8, I64] = number_of_kind, fields
+        """Of each kind of event the index in `TIMED_KINDS`; where its fields are, and how long."""
+
+    def check(
+        self, path: Path, first_page: int, kind: npt.NDArray[np.uint16], size_bytes: I64
+    ) -> None:
+        """Each event from a page on must be one of ours, and as long as its format says."""
+        wrong = np.flatnonzero(size_bytes < self.smallest_bytes[kind])
         if wrong.size:
             event = wrong[0]
             raise _damaged(
                 path,
-                f"event {event} has type {kind[event]} and {size_bytes[event]} bytes,"
-                " which is not what the formats say",
+                f"event {event} from page {first_page} on has type {kind[event]} and"
+                f" {size_bytes[event]} bytes, which is not what the formats say",
             )
 
 
 @jit
 def _load(data: U8, offset: Integer, size: Integer) -> Integer:
-    value = np.uint64(0)
+    # Unsigned indices take no check of their sign, so that 8 bytes become one load.
+    at, value = np.uint64(offset), np.uint64(0)
+    if size == 8:
+        for i in range(8):
+            value |= np.uint64(data[at + np.uint64(i)]) << np.uint64(8 * i)
+        return value
     for i in range(size):
-        value |= np.uint64(data[offset + i]) << np.uint64(8 * i)
+        value |= np.uint64(data[at + np.uint64(i)]) << np.uint64(8 * i)
     return value
+
+
+_BEGINS, _FIRST, _LAST, _MISSED = range(4)
+_PAGE_TIMES = 4
+"""Of a page: the time in its header, its first and last event's, and whether some were missed."""
+
+_NO_TIME = np.uint64(END_OF_CYCLES)
 
 
 @jit
@@ -277,12 +295,14 @@ def _scan_pages(
     size: I64,
     time: U64,
     kind: npt.NDArray[np.uint16],
+    times: U64,
 ) -> tuple[Integer, Integer, Integer, Integer]:
     """Find the events of whole pages.
 
     Fills `offset` (of the event's fields in `data`), their `size` in bytes, `time` (clock cycles)
-    and `kind` (the event's type). Returns the number of events, the missed events that the pages
-    count, the pages that only say that some were missed, and the first malformed page, or -1.
+    and `kind` (the event's type), and for each page, `times`: see `_PAGE_TIMES`. Returns the number
+    of events, the missed events that the pages count, the pages that only say that some were
+    missed, and the first malformed page, or -1.
     """
     n = 0
     missed = np.int64(0)
@@ -290,12 +310,14 @@ def _scan_pages(
     for page in range(data.size // page_bytes):
         base = page * page_bytes
         now = _load(data, base + timestamp_at, 8)
+        times[page, _BEGINS], times[page, _FIRST], times[page, _LAST] = now, _NO_TIME, 0
         commit = _load(data, base + commit_at, commit_bytes)
         at = base + data_at
         end = at + np.int64(commit & np.uint64(_SIZE_MASK))
         if end > base + page_bytes:
             return n, missed, missed_uncounted, page
-        if commit & np.uint64(_MISSED_EVENTS):
+        times[page, _MISSED] = (commit & np.uint64(_MISSED_EVENTS)) != 0
+        if times[page, _MISSED]:
             if commit & np.uint64(_MISSED_STORED) and end + 8 <= base + page_bytes:
                 missed += np.int64(_load(data, end, 8))
             else:
@@ -337,6 +359,8 @@ def _scan_pages(
                 offset[n] = fields
                 size[n] = at - fields
                 time[n] = now
+                times[page, _FIRST] = min(times[page, _FIRST], now)
+                times[page, _LAST] = max(times[page, _LAST], now)
                 kind[n] = _load(data, fields + type_at, type_bytes)
                 n += 1
     return n, missed, missed_uncounted, -1
@@ -354,14 +378,17 @@ def _gather(
 
 
 @dataclass(frozen=True)
-class _Cpu:
-    """One CPU's pages, scanned."""
+class _Scanned:
+    """Some pages of a CPU."""
 
-    number: int
+    cpu: int
     data: U8
     offset: I64
     time: U64
     kind: npt.NDArray[np.uint16]
+    page_times: U64
+    missed: int
+    missed_uncounted: int
 
     def column(self, rows: I64, field: _Field) -> U64:
         out = np.empty(rows.size, np.uint64)
@@ -380,40 +407,41 @@ class _Cpu:
         return out
 
 
-def _scan_cpu(
-    path: Path, number: int, layout: _Layout
-) -> tuple[_Cpu, int, list[tuple[int | None, int | None]]]:
-    """A CPU's events, how many it lost, and when."""
-    size_bytes = path.stat().st_size
-    if size_bytes % layout.page_bytes:
-        raise ParseError(
-            f"{path}: truncated: {size_bytes} bytes are not a multiple of the kernel's"
-            f" {layout.page_bytes}-byte pages",
-            "record again",
-        )
-    data: U8 = read_array(path, np.uint8)
-    cpu, missed, uncounted = _scan(path, number, data, layout)
-    n = cpu.kind.size
-    stats = _read_stats(path.with_suffix(".stats"))
-    read = stats.get("read events")
-    if read is not None and read != n:
-        raise _damaged(path, f"truncated or damaged: {n} events, of which the kernel wrote {read}")
-    dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))
-    lost = max(dropped, missed + uncounted)
-    gaps = _gaps(data, layout) if missed + uncounted else []
-    if dropped > missed and not uncounted:
-        gaps = [(None, None)]
-    return cpu, lost, gaps
+class _Cpu:
+    """A CPU's pages, of which some at a time are read. Can be sent to other processes."""
+
+    def __init__(self, path: Path, layout: _Layout) -> None:
+        match = re.fullmatch(r"cpu(\d+)", path.stem)
+        if not match:
+            raise ParseError(f"{path}: not the log of a CPU", "remove the file")
+        self.path, self.number, self.layout = path, int(match[1]), layout
+        size_bytes = path.stat().st_size
+        if size_bytes % layout.page_bytes:
+            raise ParseError(
+                f"{path}: truncated: {size_bytes} bytes are not a multiple of the kernel's"
+                f" {layout.page_bytes}-byte pages",
+                "record again",
+            )
+        self.pages = size_bytes // layout.page_bytes
+
+    def scan(self, first: int, end: int) -> Iterator[_Scanned]:
+        """The pages ``first … end``, some at a time."""
+        page_bytes, batch = self.layout.page_bytes, self.layout.batch_pages
+        for start in range(first, end, batch):
+            pages = min(end - start, batch)
+            data: U8 = read_array(self.path, np.uint8, start * page_bytes, pages * page_bytes)
+            yield _scan(self.path, self.number, data, self.layout, start)
 
 
-def _scan(path: Path, number: int, data: U8, layout: _Layout) -> tuple[_Cpu, int, int]:
-    """The events of whole pages, those missed, and the pages that only say that some were."""
+def _scan(path: Path, number: int, data: U8, layout: _Layout, first_page: int = 0) -> _Scanned:
+    """The events of whole pages, of which the first has that number."""
     common = next(iter(layout.formats.values())).fields["common_type"]
     capacity = data.size // 8 + 1  # no event is smaller than its header and 4 bytes
     offset = np.empty(capacity, np.int64)
     size = np.empty(capacity, np.int64)
     time = np.empty(capacity, np.uint64)
     kind = np.empty(capacity, np.uint16)
+    page_times = np.empty((data.size // layout.page_bytes, _PAGE_TIMES), np.uint64)
     n, missed, uncounted, bad_page = _scan_pages(
         data,
         layout.page_bytes,
@@ -427,28 +455,72 @@ def _scan(path: Path, number: int, data: U8, layout: _Layout) -> tuple[_Cpu, int
         size,
         time,
         kind,
+        page_times,
     )
     if bad_page >= 0:
-        raise _damaged(path, f"page {bad_page} at byte {bad_page * layout.page_bytes}: damaged")
-    layout.check(path, kind[:n], size[:n])
-    return _Cpu(number, data, offset[:n], time[:n], kind[:n]), missed, uncounted
+        page = first_page + bad_page
+        raise _damaged(path, f"page {page} at byte {page * layout.page_bytes}: damaged")
+    layout.check(path, first_page, kind[:n], size[:n])
+    return _Scanned(number, data, offset[:n], time[:n], kind[:n], page_times, missed, uncounted)
 
 
-def _gaps(data: U8, layout: _Layout) -> list[tuple[int | None, int | None]]:
-    """When events were missed: before a page that says so, and after the one before began."""
-    pages = data.reshape(-1, layout.page_bytes)
+class TimedLog:
+    """The events without a marker (dtype `TIMED_EVENT`), which are read when they are wanted.
 
-    def column(at: int, size: int) -> U64:
-        words = np.zeros((len(pages), 8), np.uint8)
-        words[:, :size] = pages[:, at : at + size]
-        return words.view("<u8")[:, 0]
+    So many are `faults`, so many `entries`. Can be sent to other processes.
+    """
 
-    time = column(layout.timestamp, 8).tolist()
-    commit = column(layout.commit, layout.commit_bytes)
-    return [
-        (time[i - 1] if i else None, time[i])
-        for i in np.flatnonzero(commit & np.uint64(_MISSED_EVENTS)).tolist()
-    ]
+    def __init__(self) -> None:
+        self.faults = self.entries = 0
+        self._cpus: list[tuple[_Cpu, U64]] = []
+
+    def add(self, cpu: _Cpu, page_times: U64, faults: int, entries: int) -> None:
+        """Those of one more CPU."""
+        self._cpus.append((cpu, page_times))
+        self.faults += faults
+        self.entries += entries
+
+    def between(self, since: int = 0, until: int = END_OF_CYCLES) -> npt.NDArray[Any]:
+        """Those of these times (clock cycles, both included), in their order."""
+        found = []
+        for cpu, times in self._cpus:
+            there = (times[:, _FIRST] <= np.uint64(until)) & (times[:, _LAST] >= np.uint64(since))
+            # Usually one run of pages.
+            begins = np.flatnonzero(np.diff(there, prepend=False) & there)
+            ends = np.flatnonzero(np.diff(there, append=False) & there) + 1
+            for first, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                for scanned in cpu.scan(first, end):
+                    events = _timed_events(scanned, cpu.layout)
+                    time = events["time"]
+                    inside = (time >= np.uint64(since)) & (time <= np.uint64(until))
+                    found.append(events if inside.all() else events[inside])
+        return _in_order(found or [np.zeros(0, TIMED_EVENT)], "time")
+
+    def batches(self) -> Iterator[npt.NDArray[Any]]:
+        """All of them in their order, some at a time."""
+        if not self.faults and not self.entries:
+            return
+        first = np.sort(np.concatenate([times[:, _FIRST] for _, times in self._cpus]))
+        batch = self._cpus[0][0].layout.batch_pages
+        cuts = np.unique(first[batch::batch]).tolist()
+        for since, before in zip([0, *cuts], [*cuts, END_OF_CYCLES + 1], strict=True):
+            yield self.between(since, before - 1)
+
+
+@dataclass(frozen=True)
+class KernelLog:
+    """All events of a recording.
+
+    `tables` (dtype `TABLE_EVENT`) is sorted by `seq`; the others are `timed`. `lost_events` counts
+    what the ring buffers dropped, `gaps` says since and until when (clock cycles, None where
+    unknown), and `lost_seqs` counts the sequence numbers missing among the table events.
+    """
+
+    tables: npt.NDArray[Any]
+    timed: TimedLog
+    lost_events: int
+    lost_seqs: int
+    gaps: list[tuple[int | None, int | None]]
 
 
 def _read_stats(path: Path) -> dict[str, int]:
@@ -474,32 +546,56 @@ def read_kernel_log(directory: Path) -> KernelLog:
     lost_events = 0
     gaps: list[tuple[int | None, int | None]] = []
     tables: list[npt.NDArray[Any]] = []
-    timed: list[npt.NDArray[Any]] = []
+    timed = TimedLog()
     for path in paths:
-        match = re.fullmatch(r"cpu(\d+)", path.stem)
-        if not match:
-            raise ParseError(f"{path}: not the log of a CPU", "remove the file")
-        cpu, lost, when = _scan_cpu(path, int(match[1]), layout)
+        lost, when = _read_cpu(_Cpu(path, layout), tables, timed)
         lost_events += lost
         gaps += when
-        events = _table_events(cpu, layout)
-        leveled = np.isin(events["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
-        if not np.isin(events["level"][leveled], _LEVELS).all():
-            raise _damaged(path, "damaged: a table of an unknown level")
-        tables.append(events)
-        timed.append(_timed_events(cpu, layout))
 
-    table = _in_order(tables, "seq")
+    table = _in_order(tables or [np.zeros(0, TABLE_EVENT)], "seq")
     if np.any(table["seq"][1:] == table["seq"][:-1]):
         raise ParseError(f"{directory}: two events with one sequence number", "record again")
     lost_seqs = int(table["seq"][-1] - table["seq"][0]) + 1 - table.size if table.size else 0
-    return KernelLog(
-        table,
-        _in_order(timed, "time"),
-        lost_events,
-        lost_seqs,
-        gaps,
-    )
+    return KernelLog(table, timed, lost_events, lost_seqs, gaps)
+
+
+def _read_cpu(
+    cpu: _Cpu, tables: list[npt.NDArray[Any]], timed: TimedLog
+) -> tuple[int, list[tuple[int | None, int | None]]]:
+    """Add a CPU's events; how many it lost, and when."""
+    path, layout = cpu.path, cpu.layout
+    events = missed = uncounted = 0
+    timed_events = np.zeros(_NOT_TIMED + 1, np.int64)
+    page_times = [np.zeros((0, _PAGE_TIMES), np.uint64)]
+    for scanned in cpu.scan(0, cpu.pages):
+        events += scanned.kind.size
+        missed += scanned.missed
+        uncounted += scanned.missed_uncounted
+        timed_events += np.bincount(layout.timed[0][scanned.kind], minlength=timed_events.size)
+        page_times.append(scanned.page_times)
+        found = _table_events(scanned, layout)
+        leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
+        if not np.isin(found["level"][leveled], _LEVELS).all():
+            raise _damaged(path, "damaged: a table of an unknown level")
+        if found.size:
+            tables.append(found)
+    stats = _read_stats(path.with_suffix(".stats"))
+    read = stats.get("read events")
+    if read is not None and read != events:
+        raise _damaged(
+            path, f"truncated or damaged: {events} events, of which the kernel wrote {read}"
+        )
+    times = np.concatenate(page_times)
+    faults, entries = timed_events[FAULT], timed_events[ENTRY_SET] + timed_events[ENTRY_CLEAR]
+    timed.add(cpu, times, int(faults), int(entries))
+    dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))
+    if dropped > missed and not uncounted:
+        return max(dropped, missed), [(None, None)]
+    began = times[:, _BEGINS].tolist()
+    # Events were missed before a page that says so, and after the one before began.
+    since = np.flatnonzero(times[:, _MISSED]).tolist() if missed + uncounted else []
+    gaps = [(began[page - 1] if page else None, began[page]) for page in since]
+    return max(dropped, missed + uncounted), gaps
 
 
 def _in_order(parts: list[npt.NDArray[Any]], by: str) -> npt.NDArray[Any]:
@@ -539,9 +635,9 @@ class LogTail:
             self._read_bytes[path] = read_bytes + whole
             data = np.frombuffer(added, np.uint8, whole)
             number = int(path.stem.removeprefix("cpu"))
-            cpu, missed, uncounted = _scan(path, number, data, self._layout)
-            self.lost_events += missed + uncounted
-            tables.append(_table_events(cpu, self._layout))
+            scanned = _scan(path, number, data, self._layout, read_bytes // page_bytes)
+            self.lost_events += scanned.missed + scanned.missed_uncounted
+            tables.append(_table_events(scanned, self._layout))
         return _in_order(tables, "seq")
 
 
@@ -551,36 +647,51 @@ def traced_spaces(log: KernelLog) -> set[int]:
     return set((log.tables["pgd"][attached] >> np.uint64(12)).tolist())
 
 
-def _table_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
+def _table_events(scanned: _Scanned, layout: _Layout) -> npt.NDArray[Any]:
     parts = []
     for kind, name in enumerate(TABLE_KINDS):
-        rows = np.flatnonzero(cpu.kind == layout.formats[name].id)
+        rows = np.flatnonzero(scanned.kind == layout.formats[name].id)
         events = np.zeros(rows.size, TABLE_EVENT)
-        events["time"] = cpu.time[rows]
+        events["time"] = scanned.time[rows]
         events["kind"] = kind
-        events["cpu"] = cpu.number
+        events["cpu"] = scanned.cpu
         for field_name, field in layout.formats[name].fields.items():
             if field_name == "comm":
-                events["comm"] = cpu.strings(rows, field)
+                events["comm"] = scanned.strings(rows, field)
             elif field_name in _INTEGERS:
-                events[field_name] = cpu.column(rows, field)
+                events[field_name] = scanned.column(rows, field)
         parts.append(events)
     return np.concatenate(parts)
 
 
-def _timed_events(cpu: _Cpu, layout: _Layout) -> npt.NDArray[Any]:
-    parts = []
-    for kind, name in enumerate(TIMED_KINDS):
-        if name not in layout.formats:
+def _timed_events(scanned: _Scanned, layout: _Layout) -> npt.NDArray[Any]:
+    events = np.empty(scanned.kind.size, TIMED_EVENT)
+    columns = scanned.data, scanned.offset, scanned.time, scanned.kind
+    return events[: _gather_timed(*columns, *layout.timed, events)]
+
+
+@jit
+def _gather_timed(
+    data: U8,
+    offset: I64,
+    time: U64,
+    kind: npt.NDArray[np.uint16],
+    number_of_kind: U8,
+    fields: I64,
+    events: npt.NDArray[Any],
+) -> Integer:
+    """Fill `events` with those that have no marker, and return how many these are."""
+    n = 0
+    for i in range(kind.size):
+        number = number_of_kind[kind[i]]
+        if number == _NOT_TIMED:
             continue
-        fields = layout.formats[name].fields
-        rows = np.flatnonzero(cpu.kind == layout.formats[name].id)
-        events = np.zeros(rows.size, TIMED_EVENT)
-        events["time"] = cpu.time[rows]
-        events["kind"] = kind
-        for field_name in ("mm", "va", "slot_pa", "entry"):
-            if field_name in fields:
-                events[field_name] = cpu.column(rows, fields[field_name])
-        parts.append(events)
-    parts = [part for part in parts if part.size] or [np.zeros(0, TIMED_EVENT)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        event, at, of = events[n], offset[i], fields[number]
+        event["time"] = time[i]
+        event["kind"] = number
+        event["mm"] = _load(data, at + of[0, 0], of[0, 1])
+        event["va"] = _load(data, at + of[1, 0], of[1, 1])
+        event["slot_pa"] = _load(data, at + of[2, 0], of[2, 1])
+        event["entry"] = _load(data, at + of[3, 0], of[3, 1])
+        n += 1
+    return n

@@ -26,11 +26,12 @@ not about a read that saw what another CPU's handler stored, where one that did 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -1145,7 +1146,14 @@ class Replayer:
             clock.error_ticks,
             int(session.channel.tick_hz * PATIENCE_S) if session.kernel.cpus > 1 else 0,
         )
-        self._timed = _timed_events(log, self.rpt, clock, self._config)
+        self._log, self._clock = log.timed, clock
+        self._firsts = firsts
+        there = [first for first in firsts if first]
+        self._first_numbers = np.array([first.number for first in there], np.int64)
+        self._first_ticks = np.array([first.ticks for first in there], np.uint64)
+        self.from_fault_ticks: I64 = np.full(len(firsts), np.iinfo(np.int64).max)
+        """Of each chunk's first access, how far it is from a fault event."""
+        self._know_timed()
         self._events = list(map(TableEvent._make, log.tables.tolist()))
         self._ticks = clock.to_ticks(log.tables["time"])
         for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
@@ -1156,16 +1164,44 @@ class Replayer:
         self._pmds = region.levels != "pte"
         self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
         self._pages, self._rows = _no_pages(), 0
-        self._firsts = firsts
-        there = [first for first in firsts if first]
-        self._first_numbers = np.array([first.number for first in there], np.int64)
-        self._first_ticks = np.array([first.ticks for first in there], np.uint64)
 
-    @property
-    def fault_ticks(self) -> U64:
-        """When there were fault events, sorted."""
-        ticks: U64 = self._timed.time[self._timed.kind == kernel_log.FAULT]
-        return ticks
+    def _know_timed(self) -> None:
+        """Number the ranges of events without a marker, whatever spans are replayed where."""
+        spaces: dict[int, int] = {}
+        keys = np.empty(0, np.uint64)
+        nearest = _Nearest(self._first_ticks)
+        for events in self._log.batches():
+            wanted = _wanted(events, self._config)
+            nearest.see(_ticks_of_events(wanted[wanted["kind"] == kernel_log.FAULT], self._clock))
+            mm = _by_value(wanted["mm"], lambda mm: spaces.setdefault(mm, len(spaces)), np.uint64)
+            keys = np.union1d(keys, _keys(mm, wanted["va"], 1))
+        there = [chunk for chunk, first in enumerate(self._firsts) if first]
+        self.from_fault_ticks[there] = nearest.distance()
+        index = {mm: self.rpt.mm_index(mm) for mm in sorted(spaces)}
+        of_space = np.array([index[mm] for mm in spaces], np.uint64)
+        mm, va = of_space[keys >> _MM_SHIFT], keys << np.uint64(_RANGE_SHIFT[1]) & _VA_MASK
+        for level in _RANGE_SHIFT:
+            for key in np.unique(_keys(mm, va, level)).tolist():
+                _range_of_key(self.rpt, key, level)
+
+    def _timed_of(self, span: Span, config: _Config) -> _Timed:
+        """The events without a marker of a span's time."""
+        log, clock = self._log, self._clock
+        if not (config.faults * log.faults or config.entries * log.entries):
+            return _no_events()
+        around = 2 + math.ceil(2 * clock.cycles_per_tick)
+        since, until = 0, kernel_log.END_OF_CYCLES
+        if span.number:
+            since = min(max(clock.to_cycles(span.start_ticks) - around, 0), until)
+        if span.end_ticks is not None:
+            until = min(max(clock.to_cycles(span.end_ticks) + around, 0), until)
+        events = _wanted(log.between(since, until), config)
+        ticks = _ticks_of_events(events, clock)
+        inside = slice(
+            np.searchsorted(ticks, np.uint64(span.start_ticks)) if span.number else None,
+            None if span.end_ticks is None else np.searchsorted(ticks, np.uint64(span.end_ticks)),
+        )
+        return _timed(events[inside], ticks[inside], self.rpt)
 
     def checkpoint(self) -> tuple[Rpt, Schedule, I64]:
         """What goes on from span to span, for `go_to` when it was copied."""
@@ -1198,12 +1234,7 @@ class Replayer:
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
         config = self._config._replace(faults=False, skips=True)
-        self._run(reader, span, _NO_RECORDS, config, self._timed_entries, no_progress)
-
-    @cached_property
-    def _timed_entries(self) -> _Timed:
-        entries = self._timed.kind != kernel_log.FAULT
-        return _Timed(*(column[entries] for column in self._timed))
+        self._run(reader, span, _NO_RECORDS, config, no_progress)
 
     def run(
         self,
@@ -1220,9 +1251,7 @@ class Replayer:
         are only counted.
         """
         config = self._config._replace(records=records is not None)
-        return self._run(
-            reader, span, records or _NO_RECORDS, config, self._timed, progress, make_room
-        )
+        return self._run(reader, span, records or _NO_RECORDS, config, progress, make_room)
 
     def _run(
         self,
@@ -1230,20 +1259,16 @@ class Replayer:
         span: Span,
         records: Records,
         config: _Config,
-        timed: _Timed,
         progress: Progress,
         make_room: MakeRoom | None = None,
     ) -> Part:
+        timed = self._timed_of(span, config)
         rpt, schedule, events, ticks = self.rpt, self._schedule, self._events, self._ticks
         rpt.restart()
         count = np.zeros(COUNTERS, np.int64)
         count[EPOCH] = rpt.epoch_ticks
         count[WALK_PMD] = -1
         count[LAG_LEAST] = count[RETRY_LEAST] = LEAST_UNKNOWN
-        if span.number:
-            count[NEXT_TIMED] = np.searchsorted(timed.time, np.uint64(span.start_ticks))
-        first_timed = int(count[NEXT_TIMED])
-        count[NEXT_HELD] = count[NEXT_WATCHED] = first_timed
         count[ROWS] = self._rows
         pages = self._pages = with_room(self._pages, self._rows + 1, 0)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
@@ -1389,7 +1414,7 @@ class Replayer:
         return Part(
             count,
             [(at, address, REASONS[reason]) for at, address, reason in shown],
-            _doubts(timed, first_timed, int(count[NEXT_TIMED])),
+            _doubts(timed, int(count[NEXT_TIMED])),
         )
 
     def _ticks_of(self, steps: list[tuple[int, int]], chunk: AnyChunk) -> list[int]:
@@ -1413,8 +1438,8 @@ class Replayer:
         )  # fmt: skip
 
 
-def _doubts(timed: _Timed, first: int, end: int) -> list[tuple[int, int]]:
-    rows = first + np.flatnonzero(timed.doubt_ticks[first:end])
+def _doubts(timed: _Timed, end: int) -> list[tuple[int, int]]:
+    rows = np.flatnonzero(timed.doubt_ticks[:end])
     return list(zip(timed.doubt_ticks[rows].tolist(), timed.time[rows].tolist(), strict=True))
 
 
@@ -1480,19 +1505,67 @@ def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:
     return new
 
 
-def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _Timed:
+class _Nearest:
+    """How far each of some times, which are sorted, is from the nearest of others."""
+
+    def __init__(self, ticks: U64) -> None:
+        self._ticks = ticks.astype(np.int64)
+        self._distance: I64 = np.full(ticks.size, np.iinfo(np.int64).max)
+        self._before = np.empty(0, np.int64)  # the last of those seen
+        self._done = 0
+
+    def see(self, others: U64) -> None:
+        """More of the others, later ones."""
+        if others.size:
+            there = np.append(self._before, others.astype(np.int64))
+            self._find(there, int(np.searchsorted(self._ticks, there[-1])))
+            self._before = there[-1:]
+
+    def _find(self, there: I64, end: int) -> None:
+        ticks = self._ticks[self._done : end]
+        at = np.searchsorted(there, ticks)
+        last = there.size - 1
+        self._distance[self._done : end] = np.minimum(
+            np.abs(there[np.minimum(at, last)] - ticks),
+            np.abs(there[np.maximum(at - 1, 0)] - ticks),
+        )
+        self._done = max(self._done, end)
+
+    def distance(self) -> I64:
+        """When all others were seen; the most that there is where there are none."""
+        if self._before.size:
+            self._find(self._before, self._ticks.size)
+        return self._distance
+
+
+def _wanted(events: npt.NDArray[Any], config: _Config) -> npt.NDArray[Any]:
+    """Those events without a marker that may be relied on."""
     wanted = np.zeros(len(kernel_log.TIMED_KINDS), np.bool_)
     wanted[kernel_log.FAULT] = config.faults
     wanted[kernel_log.ENTRY_SET] = wanted[kernel_log.ENTRY_CLEAR] = config.entries
-    events: npt.NDArray[Any] = log.timed[wanted[log.timed["kind"]]]
+    found = wanted[events["kind"]]
+    return events if found.all() else events[found]
+
+
+def _ticks_of_events(events: npt.NDArray[Any], clock: Clock) -> U64:
+    # The bus shows whole ticks: an event after an access may seem a tick before it.
+    return clock.to_ticks(events["time"]) + np.uint64(1)
+
+
+def _timed(events: npt.NDArray[Any], ticks: U64, rpt: Rpt) -> _Timed:
     is_fault = events["kind"] == kernel_log.FAULT
-    mm = _by_value(events["mm"], rpt.mm_index, np.int64)
+    mm = _by_value(events["mm"], rpt.mm_index, np.uint64)
+    range1, range2 = (
+        _by_value(
+            _keys(mm, events["va"], level), partial(_range_of_key, rpt, level=level), np.int32
+        )
+        for level in _RANGE_SHIFT
+    )
     return _Timed(
-        # The bus shows whole ticks: an event after an access may seem a tick before it.
-        clock.to_ticks(events["time"]) + np.uint64(1),
+        ticks,
         events["kind"].astype(np.uint8),
-        _range_indices(rpt, mm, events["va"], level=1),
-        _range_indices(rpt, mm, events["va"], level=2),
+        range1,
+        range2,
         np.where(is_fault, events["va"], events["slot_pa"]),
         np.full(events.size, -1),
         np.zeros(events.size, np.bool_),
@@ -1501,21 +1574,23 @@ def _timed_events(log: KernelLog, rpt: Rpt, clock: Clock, config: _Config) -> _T
     )
 
 
-def _range_indices(rpt: Rpt, mm: I64, va: U64, level: int) -> npt.NDArray[np.int32]:
-    """The range of `level` that each address belongs to."""
-    shift = 21 if level == 1 else 30
-    of_va = va >> np.uint64(shift) & np.uint64((1 << 40) - 1)
-    keys = mm.astype(np.uint64) << np.uint64(40) | of_va
+_RANGE_SHIFT = {1: 21, 2: 30}
+"""Of the range that a table of each level serves."""
 
-    def index(key: int) -> int:
-        return rpt.range_index(key >> 40, (key & ((1 << 40) - 1)) << shift, level)
-
-    return _by_value(keys, index, np.int32)
+_MM_SHIFT = np.uint64(40)
+_VA_MASK = np.uint64((1 << 61) - 1)
 
 
-def _by_value(
-    values: U64, of: Callable[[int], int], dtype: npt.DTypeLike
-) -> npt.NDArray[np.signedinteger[Any]]:
+def _keys(mm: U64, va: U64, level: int) -> U64:
+    """Numbers of the ranges that addresses belong to."""
+    return mm << _MM_SHIFT | (va & _VA_MASK) >> np.uint64(_RANGE_SHIFT[level])
+
+
+def _range_of_key(rpt: Rpt, key: int, level: int) -> int:
+    return rpt.range_index(key >> 40, (key & ((1 << 40) - 1)) << _RANGE_SHIFT[level], level)
+
+
+def _by_value(values: U64, of: Callable[[int], int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """What a function gives for each value, of which there are few, many in a row."""
     begins = np.flatnonzero(np.diff(values, prepend=~values[:1]))
     unique, inverse = np.unique(values[begins], return_inverse=True)

@@ -274,7 +274,7 @@ def _parse_into(
         stopped=found.stopped,
         losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
     )
-    cut = spans.plan(reader, found, replayer.fault_ticks, channel.tick_hz)
+    cut = spans.plan(reader, found, replayer.from_fault_ticks, channel.tick_hz)
     in_turn = not address and (workers == 1 or len(cut) == 1 or not can_fork(reader.path))
     if isinstance(reader, BusReader) and not in_turn:
         reader.ahead = None
@@ -562,7 +562,6 @@ def _summary(
     }
     # A lost block held at most that many accesses.
     lost = sum(losses.values()) + found.losses.blocks * (wire.BLOCK_RECORDS_MAX - 1)
-    fault_events = int(np.count_nonzero(log.timed["kind"] == kernel_log.FAULT))
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -588,7 +587,7 @@ def _summary(
         "clock": fitted.summary(),
         "faults": {
             "recorded": faults,
-            "events": fault_events,
+            "events": log.timed.faults,
             "of_empty_entries": int(count[replaying.FAULTS_EMPTY]),
             "of_other_entries": int(count[replaying.FAULTS_MATCHED]),
             "without_leaf_entry": int(count[replaying.FAULTS_NO_LEAF]),

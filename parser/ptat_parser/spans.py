@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
 
 SPAN_ACCESSES = 1 << 24
 """About so many are in a span."""
@@ -63,11 +62,14 @@ _ADDED = (
 )
 
 
-def plan(reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float) -> list[Span]:
-    """The spans of a stream. One that is merged of several channels is not cut."""
+def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -> list[Span]:
+    """The spans of a stream. One that is merged of several channels is not cut.
+
+    `from_fault_ticks`: of each chunk's first access, how far it is from a fault event.
+    """
     chunks = [0]
     if isinstance(reader, BusReader):
-        chunks += _cuts(found.chunks, fault_ticks, int(QUIET_S * tick_hz))
+        chunks += _cuts(found.chunks, from_fault_ticks, int(QUIET_S * tick_hz))
     starts = [found.chunks[chunk] for chunk in chunks]
     return [
         Span(
@@ -84,7 +86,7 @@ def plan(reader: Reader, found: Survey, fault_ticks: U64, tick_hz: float) -> lis
     ]
 
 
-def _cuts(chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int) -> list[int]:
+def _cuts(chunks: list[FirstAccess | None], from_fault_ticks: I64, quiet_ticks: int) -> list[int]:
     """Chunks before which to cut."""
     cuts = []
     since = 0
@@ -92,9 +94,7 @@ def _cuts(chunks: list[FirstAccess | None], fault_ticks: U64, quiet_ticks: int) 
     for number, first in enumerate(chunks):
         if first is None or first.number < since + SPAN_ACCESSES:
             continue
-        at = int(np.searchsorted(fault_ticks, np.uint64(first.ticks)))
-        near = fault_ticks[max(at - 1, 0) : at + 1].astype(np.int64) - first.ticks
-        distance = int(np.abs(near).min(initial=quiet_ticks))
+        distance = min(int(from_fault_ticks[number]), quiet_ticks)
         best = max(best or (-1, 0), (distance, -number))
         if distance >= quiet_ticks or first.number >= since + 3 * SPAN_ACCESSES // 2:
             cuts.append(-best[1])

@@ -90,7 +90,7 @@ class Source:
         while view:
             done = os.preadv(file, [view], start_bytes)
             if not done:
-                raise self._shorter()
+                raise shorter(self.path)
             start_bytes += done
             view = view[done:]
 
@@ -110,20 +110,31 @@ class Source:
                 self._held = number, store.fs.cat_file(store.path, start=first, end=end)
             part = self._held[1][at : at + len(view)]
             if not part:
-                raise self._shorter()
+                raise shorter(self.path)
             view[: len(part)] = part
             view = view[len(part) :]
             start_bytes += len(part)
 
-    def _shorter(self) -> ParseError:
-        return ParseError(f"{self.path}: became shorter while being read")
+
+def shorter(path: Path) -> ParseError:
+    """A file has less than it had before."""
+    return ParseError(f"{path}: became shorter while being read")
 
 
-def read_array(path: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """All of a file."""
+def read_array(
+    path: Path, dtype: npt.DTypeLike, start_bytes: int = 0, size_bytes: int | None = None
+) -> npt.NDArray[Any]:
+    """All of a file, or `size_bytes` from `start_bytes` on; `ParseError` if it has fewer."""
     if is_remote(path):
-        return np.frombuffer(bytearray(path.read_bytes()), dtype)
-    return np.fromfile(path, dtype)
+        store: Any = path
+        part = {} if size_bytes is None else {"start": start_bytes, "end": start_bytes + size_bytes}
+        found = np.frombuffer(bytearray(store.fs.cat_file(store.path, **part)), dtype)
+    else:
+        count = -1 if size_bytes is None else size_bytes // np.dtype(dtype).itemsize
+        found = np.fromfile(path, dtype, count, offset=start_bytes)
+    if size_bytes is not None and found.nbytes < size_bytes:
+        raise shorter(path)
+    return found
 
 
 def parts(directory: Path) -> list[Path]:

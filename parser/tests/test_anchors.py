@@ -25,7 +25,8 @@ def found_in(path, error_ticks: int = 0):
     fitted = Clock(0, synthetic.TSC_START, ratio, synthetic.TSC_HZ, 0, 0, 1)
     wrong = Clock(error_ticks, synthetic.TSC_START, ratio, synthetic.TSC_HZ, 0, 0, 1)
     pairs = stores.pairs(wrong)
-    slots = dict(zip(log.timed["time"].tolist(), log.timed["slot_pa"].tolist(), strict=True))
+    timed = log.timed.between()
+    slots = dict(zip(timed["time"].tolist(), timed["slot_pa"].tolist(), strict=True))
     slots |= dict(zip(log.tables["time"].tolist(), log.tables["slot_pa"].tolist(), strict=True))
     slot = [slots[cycles] for cycles in pairs.cycles.tolist()]
     return fitted.to_ticks(pairs.cycles).astype(np.int64), pairs.ticks.astype(np.int64), slot

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import synthetic
 from conftest import flip
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ptat_parser import kernel_log
 from ptat_parser.errors import ParseError
@@ -44,10 +46,10 @@ def log(session):
 def test_everything_logged_is_read(tmp_path, cpus):
     machine = synthetic.Machine(3, cpus=cpus, granularity=64, entries=True).run(400)
     log = read_kernel_log(machine.write(tmp_path / "s") / "kernel")
-    assert len(log.tables) + len(log.timed) == sum(map(len, machine.log))
+    assert len(log.tables) + len(log.timed.between()) == sum(map(len, machine.log))
     assert log.tables["seq"].tolist() == list(range(1, machine.seq + 1))
     assert (log.lost_events, log.lost_seqs) == (0, 0)
-    assert np.all(np.diff(log.timed["time"].astype(np.int64)) >= 0)
+    assert np.all(np.diff(log.timed.between()["time"].astype(np.int64)) >= 0)
 
     names = {synthetic.EVENT_ID[name]: name for name in synthetic.EVENTS}
     by_seq = {row["seq"]: row for row in log.tables}
@@ -72,10 +74,51 @@ def test_faults_and_entries(tmp_path):
     mm = machine.exec()
     machine.access(mm, 0x5000, write=True)
     log = read_kernel_log(machine.write(tmp_path / "s") / "kernel")
-    fault, entry = log.timed
+    fault, entry = log.timed.between()
     assert (fault["kind"], fault["mm"], fault["va"]) == (kernel_log.FAULT, mm.id, 0x5000)
     assert (entry["kind"], entry["va"], entry["entry"]) == (kernel_log.ENTRY_SET, 0x5000, 0x67)
     assert entry["slot_pa"] == machine.slot(machine.pte(mm, 0), 5)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 1 << 32), cpus=st.integers(1, 3), batch_pages=st.integers(1, 5))
+def test_events_of_a_time_are_read(tmp_path_factory, seed, cpus, batch_pages):
+    """However many pages are read at a time; those of one time in the order of the CPUs."""
+    choose = random.Random(seed)
+    machine = synthetic.Machine(cpus=cpus)
+    machine.log = [[] for _ in range(cpus)]
+    expected = []
+    time = 1000
+    for seq in range(1, choose.randrange(2, 2000)):
+        time += choose.choice([0, 0, 1, 900])
+        cpu = choose.randrange(cpus)
+        name = choose.choice([*kernel_log.TIMED_KINDS, "ptat_marker"])
+        values = dict.fromkeys(["cookie", "mm", "error_code", "slot_pa", "entry", "level"], 1)
+        payload = synthetic.event_bytes(name, values | {"seq": seq, "va": seq << 12})
+        machine.log[cpu].append((time, payload))
+        if name != "ptat_marker":
+            expected.append((time, cpu, kernel_log.TIMED_KINDS.index(name), seq << 12))
+    expected.sort(key=lambda event: event[:2])
+    directory = machine.write(tmp_path_factory.mktemp("log") / "s") / "kernel"
+
+    def rows(events) -> list:
+        return [(row["time"], row["kind"], row["va"]) for row in events]
+
+    def between(since: int, until: int) -> list:
+        return [(at, kind, va) for at, _, kind, va in expected if since <= at <= until]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel_log, "BATCH_BYTES", batch_pages * PAGE)
+        log = read_kernel_log(directory).timed
+        assert rows(log.between()) == between(0, time)
+        assert log.faults == sum(kind == kernel_log.FAULT for _, _, kind, _ in expected)
+        assert log.faults + log.entries == len(expected)
+        assert [row for events in log.batches() for row in rows(events)] == between(0, time)
+        for _ in range(5):
+            since, until = (choose.randrange(900, time + 100) for _ in range(2))
+            assert rows(log.between(since, until)) == between(since, until)
+        for at, *_ in choose.sample(expected, min(5, len(expected))):
+            assert rows(log.between(at, at)) == between(at, at)
 
 
 def test_neither_faults_nor_entries_were_asked_for(tmp_path):
@@ -86,7 +129,7 @@ def test_neither_faults_nor_entries_were_asked_for(tmp_path):
     for name in kernel_log.TIMED_KINDS:
         (directory / "formats" / name).unlink(missing_ok=True)
     log = read_kernel_log(directory)
-    assert len(log.tables) and not len(log.timed)
+    assert len(log.tables) and not len(log.timed.between())
 
 
 def test_times(log):
@@ -219,6 +262,23 @@ def test_damaged_formats(session, name, message):
         read_kernel_log(directory)
 
 
+@pytest.mark.parametrize(
+    ("name", "was", "damaged", "message"),
+    [
+        ("header_page", "local_t commit;", " ;", "no field 'commit'"),
+        ("header_page", "offset:16;", "offset:" + "9" * 5000 + ";", "no field 'data'"),
+        ("ptat_fault", "u64 va;\toffset:16;", "u64 va;\toffset:1" + "0" * 20 + ";", "no field va"),
+        ("ptat_fault", "ID: ", "ID: 9999999999", "not the format of a trace event"),
+    ],
+)
+def test_hostile_formats(session, name, was, damaged, message):
+    file = session(steps=5) / "kernel" / "formats" / name
+    assert was in file.read_text()
+    file.write_text(file.read_text().replace(was, damaged))
+    with pytest.raises(ParseError, match=message):
+        read_kernel_log(file.parent.parent)
+
+
 def test_another_ring_buffer(session):
     directory = session(steps=5) / "kernel"
     file = directory / "formats" / "header_event"
@@ -242,6 +302,17 @@ def test_flipped_bytes_never_crash(session):
             errors += 1
         raw.write_bytes(whole)
     assert errors > 3
+
+
+def test_damage_is_told_of_the_page_where_it_is(log, monkeypatch):
+    monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * PAGE)
+    pages = [page(record(marker(seq))) for seq in range(1, 6)]
+    other = struct.pack("<H", 9) + marker(4)[2:]
+    with pytest.raises(ParseError, match="event 1 from page 2 on has type 9 and"):
+        log(b"".join([*pages[:3], page(record(other)), pages[4]]), read_events=5)
+    pages[4] = struct.pack("<QQ", 1, 4081).ljust(PAGE, b"\0")
+    with pytest.raises(ParseError, match=f"page 4 at byte {4 * PAGE}: damaged"):
+        log(b"".join(pages), read_events=4)
 
 
 def test_commit_beyond_the_page(log):

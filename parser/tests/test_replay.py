@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-2-Clause
 import random
+from bisect import bisect_left
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from ptat_parser.survey import survey
 GIB = 1 << 30
 
 
-def replay(path, chunk_blocks: int = 64):
-    """What the compiled replay says, and all that it was given."""
+def ready(path, chunk_blocks: int = 64, entries: bool = False):
+    """A replayer of a session, how many accesses there are, and all that it was given."""
     session = Session(path)
     log = kernel_log.read_kernel_log(session.kernel_path)
     reader = BusReader(session.bus_path)
@@ -35,10 +36,17 @@ def replay(path, chunk_blocks: int = 64):
         session.kernel.tsc_hz,
     )
     replayer = replaying.Replayer(
-        session, log, placement, fitted, found.chunks, faults=True, entries=False
+        session, log, placement, fitted, found.chunks, faults=True, entries=entries
     )
+    return replayer, found.accesses, session, log, reader, placement, fitted
+
+
+def replay(path, chunk_blocks: int = 64):
+    """What the compiled replay says, and all that it was given."""
+    replayer, accesses, *given = ready(path, chunk_blocks)
+    reader = given[2]
     columns = replaying.Records(
-        *(np.empty(found.accesses, dtype) for dtype in (np.uint64, np.uint32, np.uint8))
+        *(np.empty(accesses, dtype) for dtype in (np.uint64, np.uint32, np.uint8))
     )
     done = replayer.run(reader, replaying.Span(0, 0, reader.blocks), columns)
     reads = int(done.counters[replaying.N_OUTPUT])
@@ -52,7 +60,7 @@ def replay(path, chunk_blocks: int = 64):
         size = 4096 if range_.level == 1 else 2 << 20
         va = range_.base + entry // line * line * size
         rows.append((ticks, what, mms[range_.mm], va, size))
-    return session, log, reader, placement, fitted, done, rows
+    return *given, done, rows
 
 
 def reference_of(session, log, reader, placement, fitted):
@@ -78,7 +86,8 @@ def reference_of(session, log, reader, placement, fitted):
     steps = [(p, 2 - order, 0, event) for p, order, event in steps]
     steps += [(p, 0, at, event) for p, at, event in late]
     steps.sort(key=lambda step: step[:3])
-    faults = log.timed[log.timed["kind"] == kernel_log.FAULT]
+    timed = log.timed.between()
+    faults = timed[timed["kind"] == kernel_log.FAULT]
     fault_ticks = (fitted.to_ticks(faults["time"]) + np.uint64(1)).tolist()
     reference = Reference(
         region.base,
@@ -522,6 +531,49 @@ def test_each_miss_has_the_span_of_its_time(tmp_path, huge):
     ]
     assert [page["misses"] for page in pages if page["misses"]] == [2, 2, 3]
     assert results.summary["misses_by_span"] == {"1": 2, "2": 2, "4": 0, "8": 3}
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, entries):
+    monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * 4096)
+    machine = synthetic.Machine(4, cpus=2, granularity=64, entries=True).run(1500)
+    replayer, *_, fitted = ready(machine.write(tmp_path / "s"), entries=entries)
+    events = replayer._log.between()
+    if not entries:
+        events = events[events["kind"] == kernel_log.FAULT]
+    ticks = (fitted.to_ticks(events["time"]) + np.uint64(1)).tolist()
+    kinds = events["kind"].tolist()
+    assert len(ticks) > 500
+    choose = random.Random(1)
+    for number in range(300):
+        start, end = sorted(choose.choice(ticks) + choose.randrange(-1, 2) for _ in range(2))
+        last = choose.random() < 0.1
+        span = replaying.Span(number, 0, 0, 0, start, None if last else end)
+        timed = replayer._timed_of(span, replayer._config)
+        first = bisect_left(ticks, start) if number else 0
+        until = None if last else bisect_left(ticks, end)
+        assert (timed.time.tolist(), timed.kind.tolist()) == (
+            ticks[first:until],
+            kinds[first:until],
+        )
+
+
+@given(
+    ticks=st.lists(st.integers(0, 60)).map(sorted),
+    parts=st.lists(st.lists(st.integers(0, 60)), max_size=5),
+)
+def test_how_far_the_nearest_fault_is(ticks, parts):
+    """However many events are seen at a time."""
+    faults = sorted(tick for part in parts for tick in part)
+    nearest = replaying._Nearest(np.array(ticks, np.uint64))
+    for part in parts:
+        nearest.see(np.array(faults[: len(part)], np.uint64))
+        del faults[: len(part)]
+    every = [tick for part in parts for tick in part]
+    none = np.iinfo(np.int64).max
+    assert nearest.distance().tolist() == [
+        min((abs(fault - tick) for fault in every), default=none) for tick in ticks
+    ]
 
 
 @settings(max_examples=20)

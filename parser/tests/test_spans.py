@@ -22,7 +22,7 @@ from test_blocks import encode
 from test_time import within
 
 from capture_model import Model
-from ptat_parser import archive, blocks, parse, replay, results, spans, survey, wire
+from ptat_parser import archive, blocks, kernel_log, parse, replay, results, spans, survey, wire
 from ptat_parser.clock import Clock
 from ptat_parser.errors import ParseError, PtatError
 from ptat_parser.rpt import EPOCH_TICKS
@@ -35,6 +35,7 @@ MANY = 4
 def small_spans(monkeypatch):
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 1)
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
+    monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * 4096)
 
 
 def busy_machine(
@@ -375,6 +376,31 @@ def test_a_capture_that_becomes_shorter_is_told(tmp_path):
 
     with pytest.raises(ParseError, match="shorter"):
         parse(path, progress=cut)
+
+
+def test_a_kernel_log_that_becomes_shorter_is_told(tmp_path):
+    path = busy(tmp_path / "s")
+    file = path / "kernel" / "cpu0.raw"
+
+    def cut(step, done, total):
+        if step == "replaying":
+            os.truncate(file, 4096)
+
+    with pytest.raises(ParseError, match=r"cpu0\.raw: became shorter"):
+        parse(path, progress=cut)
+    assert not list(path.glob("results*"))
+
+
+@pytest.mark.parametrize("entries", [False, True])
+def test_the_kernel_log_is_read_in_pieces(tmp_path, monkeypatch, entries):
+    path = busy(tmp_path / "s", cpus=2, entries=entries)
+    assert sum((path / "kernel" / f"cpu{cpu}.raw").stat().st_size for cpu in (0, 1)) > 8 * 4096
+    found = []
+    for batch_pages in (1, 3, 1 << 20):
+        monkeypatch.setattr(kernel_log, "BATCH_BYTES", batch_pages * 4096)
+        parse(path)
+        found.append(digests(path))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("chunk_blocks", [5, 40])

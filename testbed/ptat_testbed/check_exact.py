@@ -157,7 +157,7 @@ def pagemap_agrees(run: Run) -> None:
     }
     if len(shown) != pages:
         raise Wrong(f"pagemap printed {len(shown)} pages of {pages}")
-    events = read_kernel_log(run.session / "kernel").timed
+    events = read_kernel_log(run.session / "kernel").timed.between()
     entries = events[events["kind"] == ENTRY_SET]
     frames = (entries["entry"] & FRAME_MASK) >> np.uint64(12)
     logged = dict(zip(entries["va"].tolist(), frames.tolist(), strict=True))
