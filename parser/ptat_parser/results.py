@@ -246,16 +246,7 @@ def _parse_into(
     pairs = clock.Pairs(
         found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
     )
-    fitted = clock.fit(*pairs, channel.tick_hz, session.kernel.tsc_hz)
-    entry_pairs = entry_stores().pairs(fitted)
-    fitted = clock.fit(*pairs, channel.tick_hz, session.kernel.tsc_hz, entry_pairs)
-    possible = 0 <= fitted.origin_cycles < 1 << 64 and fitted.cycles_per_tick > 0
-    if not possible or fitted.residual_ns > clock.DELAY_MAX_NS:
-        raise BadInput(
-            f"{session.path}: capture and kernel log are not of one recording: markers and their"
-            f" events are {fitted.residual_ns / 1e6:.1f} ms apart",
-            "restore the files, or record again",
-        )
+    fitted = _fit(session, pairs, entry_stores().pairs(_fit(session, pairs)))
     lost_from = gaps.first_lost_event(log, found.stores, placement)
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)
@@ -299,6 +290,21 @@ def _parse_into(
 
 def _make_nothing(_: Span) -> None:
     """Counts need no output."""
+
+
+def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_PAIRS) -> Clock:
+    """The clock of a recording, which markers and their events may refute."""
+    found = clock.fit(*pairs, session.channel.tick_hz, session.kernel.tsc_hz, entries)
+    if not 0 <= found.origin_cycles < 1 << 64 or found.cycles_per_tick <= 0:
+        problem = "the capture's first marker was stored before the kernel's clock began"
+    elif found.residual_ns > clock.DELAY_MAX_NS:
+        problem = f"markers and their events are {found.residual_ns / 1e6:.1f} ms apart"
+    else:
+        return found
+    raise BadInput(
+        f"{session.path}: capture and kernel log are not of one recording: {problem}",
+        "restore the files, or record again",
+    )
 
 
 @jit

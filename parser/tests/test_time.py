@@ -15,6 +15,7 @@ from ptat_parser import replay as replaying
 from ptat_parser.blocks import seal
 from ptat_parser.check import check
 from ptat_parser.clock import Clock
+from ptat_parser.errors import BadInput
 
 TSC_HZ = synthetic.TSC_HZ
 
@@ -61,6 +62,27 @@ def test_offset_and_drift(tmp_path, offset_s, ppm):
         synthetic.TSC_START / TSC_HZ + offset_s, abs=0.1
     )
     assert fitted.residual_ns < 1000
+
+
+def test_a_clock_that_begins_after_the_capture_is_refused(tmp_path):
+    """As where the log is of another boot: the capture's first tick would be before its clock's."""
+    machine = disturb(busy_machine(1), offset_s=-0.5 - synthetic.TSC_START / TSC_HZ)
+    for cpu, events in enumerate(machine.log):
+        machine.log[cpu] = [(max(tsc, 0), event) for tsc, event in events]
+    with pytest.raises(BadInput, match=r"not of one recording: .* before the kernel's clock began"):
+        parse(machine.write(tmp_path / "s"))
+
+
+def test_a_log_of_another_recording_is_refused(tmp_path):
+    """Its markers are as many, but at other times."""
+    machine, choose = busy_machine(1, cpus=1), random.Random(1)
+    late, moved = 0, []
+    for tsc, event in machine.log[0]:
+        late += choose.choice([0, 0, 40_000_000])
+        moved.append((tsc + late, event))
+    machine.log[0] = moved
+    with pytest.raises(BadInput, match=r"not of one recording: .* are \d+\.\d ms apart"):
+        parse(machine.write(tmp_path / "s"))
 
 
 @pytest.mark.parametrize("seed", range(3))
