@@ -490,10 +490,7 @@ class TimedLog:
             ends = np.flatnonzero(np.diff(there, append=False) & there) + 1
             for first, end in zip(begins.tolist(), ends.tolist(), strict=True):
                 for scanned in cpu.scan(first, end):
-                    events = _timed_events(scanned, cpu.layout)
-                    time = events["time"]
-                    inside = (time >= np.uint64(since)) & (time <= np.uint64(until))
-                    found.append(events if inside.all() else events[inside])
+                    found.append(_timed_events(scanned, cpu.layout, since, until))
         return _in_order(found or [np.zeros(0, TIMED_EVENT)], "time")
 
     def batches(self) -> Iterator[npt.NDArray[Any]]:
@@ -664,10 +661,11 @@ def _table_events(scanned: _Scanned, layout: _Layout) -> npt.NDArray[Any]:
     return np.concatenate(parts)
 
 
-def _timed_events(scanned: _Scanned, layout: _Layout) -> npt.NDArray[Any]:
+def _timed_events(scanned: _Scanned, layout: _Layout, since: int, until: int) -> npt.NDArray[Any]:
     events = np.empty(scanned.kind.size, TIMED_EVENT)
     columns = scanned.data, scanned.offset, scanned.time, scanned.kind
-    return events[: _gather_timed(*columns, *layout.timed, events)]
+    times = np.uint64(since), np.uint64(until)
+    return events[: _gather_timed(*columns, *layout.timed, *times, events)]
 
 
 @jit
@@ -678,13 +676,15 @@ def _gather_timed(
     kind: npt.NDArray[np.uint16],
     number_of_kind: U8,
     fields: I64,
+    since: Integer,
+    until: Integer,
     events: npt.NDArray[Any],
 ) -> Integer:
-    """Fill `events` with those that have no marker, and return how many these are."""
+    """Fill `events` with those of these times that have no marker; return how many these are."""
     n = 0
     for i in range(kind.size):
         number = number_of_kind[kind[i]]
-        if number == _NOT_TIMED:
+        if number == _NOT_TIMED or time[i] < since or time[i] > until:
             continue
         event, at, of = events[n], offset[i], fields[number]
         event["time"] = time[i]

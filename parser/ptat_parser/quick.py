@@ -48,7 +48,7 @@ _ENTRY = np.uint64(ENTRIES - 1)
 _ROW_MASK, _WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
 _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
-AHEAD = 64
+AHEAD = 32
 """So many reads before one, its word is fetched."""
 
 
@@ -233,6 +233,19 @@ def in_order(row_of: U32, pages: I64, columns: I64) -> None:
         prefetch(flat, np.uint64(rows[i + AHEAD] * PAGE_COLUMNS))
         for column in range(PAGE_COLUMNS):
             columns[column, i] = pages[rows[i], column]
+
+
+@jit
+def drop_unread(columns: I64) -> Integer:
+    """Move the pages that were read to the front, in their order; how many they are."""
+    n: Integer = 0
+    for i in range(columns.shape[1]):
+        if columns[P_FIRST, i] != NEVER_READ:
+            if n < i:
+                for column in range(PAGE_COLUMNS):
+                    columns[column, n] = columns[column, i]
+            n += 1
+    return n
 
 
 @jit

@@ -45,6 +45,7 @@ from ptat_parser.blocks import (
     ADDRESS_UNIT_SHIFT,
     BLOCK_RECORDS_MAX,
     PIECE_BLOCKS,
+    READ_BLOCKS,
     WORD_CHECK,
     WORD_FIRST_RECORD,
     WORD_TIME,
@@ -53,6 +54,7 @@ from ptat_parser.blocks import (
     Chunk,
     PlainChunk,
     chunks_of,
+    room_for,
     sum_up,
 )
 from ptat_parser.clock import Clock
@@ -203,9 +205,10 @@ class _Accesses(NamedTuple):
     access, `words` with the address and whether it is a write, as in a block, and the time.
     `last_ticks`: time of the last access.
 
-    `blocks` are these blocks, or has room for a piece of `PIECE_BLOCKS` and one more, if they are
-    to be read from `file`, where they are from `start_bytes` on; `held`, of one element, is then
-    the number of the piece that it has, or -1. `sums` of the pieces, if they are to be checked.
+    `blocks` are these blocks, or has room for `READ_BLOCKS` and one more, if they are to be read
+    from `file`, where they are from `start_bytes` on; `held` are then the numbers of those that it
+    has, in units of `READ_BLOCKS`, and of the piece that was checked last, or -1. `sums` of the
+    pieces, if they are to be checked.
     """
 
     blocks: U64
@@ -866,19 +869,10 @@ def _replay(
             if chunk.file < 0:
                 block = group
             else:
-                piece, block = divmod(group, PIECE_BLOCKS)
-                if piece != chunk.held[0]:
-                    there = chunk.blocks[: min(PIECE_BLOCKS + 1, blocks - piece * PIECE_BLOCKS)]
-                    at_bytes = chunk.start_bytes + piece * PIECE_BLOCKS * wire.BLOCK_BYTES
-                    chunk.held[0] = -1
-                    if not read_file(chunk.file, at_bytes, there) or (
-                        chunk.sums.size
-                        and sum_up(there[:PIECE_BLOCKS])
-                        != (chunk.sums[piece, 0], chunk.sums[piece, 1])
-                    ):
-                        done = max(first, start)
-                        break
-                    chunk.held[0] = piece
+                block = group % READ_BLOCKS
+                if not _is_here(chunk, group):
+                    done = max(first, start)
+                    break
             words = chunk.blocks[block, WORD_FIRST_RECORD:WORD_CHECK]
             now = _time_at(words, 0, i, chunk.blocks[block, WORD_TIME])
             if group + 1 < blocks:
@@ -1023,6 +1017,26 @@ def _replay(
     count[WALK_PMD] = pmd_line
     count[WALKS_BROKEN] += lone_reads
     return done
+
+
+@inlined
+def _is_here(chunk: _Accesses, block: Integer) -> bool:
+    """Whether a block that is to be read from a file is here, and as it was."""
+    reading, piece = block // READ_BLOCKS, block // PIECE_BLOCKS
+    if reading != chunk.held[0]:
+        there = chunk.blocks[: min(READ_BLOCKS + 1, chunk.size - reading * READ_BLOCKS)]
+        chunk.held[0] = -1
+        start_bytes = chunk.start_bytes + reading * READ_BLOCKS * wire.BLOCK_BYTES
+        if not read_file(chunk.file, start_bytes, there):
+            return False
+        chunk.held[0] = reading
+    if piece != chunk.held[1] and chunk.sums.size:
+        first = piece * PIECE_BLOCKS
+        words = chunk.blocks[first % READ_BLOCKS :][: min(PIECE_BLOCKS, chunk.size - first)]
+        if sum_up(words) != (chunk.sums[piece, 0], chunk.sums[piece, 1]):
+            return False
+        chunk.held[1] = piece
+    return True
 
 
 @inlined
@@ -1172,7 +1186,9 @@ class Replayer:
         nearest = _Nearest(self._first_ticks)
         for events in self._log.batches():
             wanted = _wanted(events, self._config)
-            nearest.see(_ticks_of_events(wanted[wanted["kind"] == kernel_log.FAULT], self._clock))
+            faults = wanted["time"][wanted["kind"] == kernel_log.FAULT]
+            nearest.see(_ticks_of_events(faults, self._clock))
+            wanted = wanted[_begins(wanted)]
             mm = _by_value(wanted["mm"], lambda mm: spaces.setdefault(mm, len(spaces)), np.uint64)
             keys = np.union1d(keys, _keys(mm, wanted["va"], 1))
         there = [chunk for chunk, first in enumerate(self._firsts) if first]
@@ -1196,7 +1212,7 @@ class Replayer:
         if span.end_ticks is not None:
             until = min(max(clock.to_cycles(span.end_ticks) + around, 0), until)
         events = _wanted(log.between(since, until), config)
-        ticks = _ticks_of_events(events, clock)
+        ticks = _ticks_of_events(events["time"], clock)
         inside = slice(
             np.searchsorted(ticks, np.uint64(span.start_ticks)) if span.number else None,
             None if span.end_ticks is None else np.searchsorted(ticks, np.uint64(span.end_ticks)),
@@ -1273,7 +1289,7 @@ class Replayer:
         pages = self._pages = with_room(self._pages, self._rows + 1, 0)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
-        piece = np.empty((PIECE_BLOCKS + 1, wire.BLOCK_WORDS), np.uint64)
+        read_here = room_for(READ_BLOCKS + 1) if config.line == 1 else None
         room: _Room | None = None
         held = _hold_none(0)
         done_accesses = span.first_access
@@ -1366,7 +1382,7 @@ class Replayer:
                 if next_watched < timed.time.size and timed.time[next_watched] < horizon:
                     _watch_until(horizon, kept())
             after, after_ticks = self._first_read(number + 1)
-            accesses = _accesses(chunk, piece if config.line == 1 else None)
+            accesses = _accesses(chunk, read_here)
             start = begin = 0
             for (position, event), at_ticks, until_ticks, end in zip(
                 [*steps, (size, NOTHING)], [*at, 0], [*until, 0], ends, strict=True
@@ -1456,25 +1472,25 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
     return new
 
 
-def _accesses(chunk: AnyChunk, piece: U64 | None = None) -> _Accesses:
-    """`piece`: room to read the blocks into as they are looked at, if that was not done before."""
+def _accesses(chunk: AnyChunk, read_here: U64 | None = None) -> _Accesses:
+    """`read_here`: room to read blocks into as they are looked at, if that was not done before."""
     if isinstance(chunk, PlainChunk):
-        if piece is not None and chunk.file >= 0 and not chunk.is_read:
+        if read_here is not None and chunk.file >= 0 and not chunk.is_read:
             return _Accesses(
-                piece, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, chunk.file,
-                chunk.start_bytes, np.full(1, -1), _NO_SUMS if chunk.sums is None else chunk.sums,
+                read_here, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, chunk.file,
+                chunk.start_bytes, np.full(2, -1), _NO_SUMS if chunk.sums is None else chunk.sums,
             )  # fmt: skip
         return _Accesses(
-            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, -1, 0, _NO_PIECE,
+            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, -1, 0, _NO_HELD,
             _NO_SUMS,
         )  # fmt: skip
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
-    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0, -1, 0, _NO_PIECE, _NO_SUMS)
+    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0, -1, 0, _NO_HELD, _NO_SUMS)
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
-_NO_PIECE, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
+_NO_HELD, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:
@@ -1547,25 +1563,32 @@ def _wanted(events: npt.NDArray[Any], config: _Config) -> npt.NDArray[Any]:
     return events if found.all() else events[found]
 
 
-def _ticks_of_events(events: npt.NDArray[Any], clock: Clock) -> U64:
+def _ticks_of_events(cycles: U64, clock: Clock) -> U64:
     # The bus shows whole ticks: an event after an access may seem a tick before it.
-    return clock.to_ticks(events["time"]) + np.uint64(1)
+    return clock.to_ticks(cycles) + np.uint64(1)
+
+
+def _begins(events: npt.NDArray[Any]) -> I64:
+    """The events of another range than the one before; most are of the same."""
+    mm, base = events["mm"], events["va"] >> np.uint64(_RANGE_SHIFT[1])
+    return np.flatnonzero(np.append(True, (mm[1:] != mm[:-1]) | (base[1:] != base[:-1]))[: mm.size])
 
 
 def _timed(events: npt.NDArray[Any], ticks: U64, rpt: Rpt) -> _Timed:
     is_fault = events["kind"] == kernel_log.FAULT
-    mm = _by_value(events["mm"], rpt.mm_index, np.uint64)
+    begins = _begins(events)
+    follow = np.diff(begins, append=events.size)
+    mm = _by_value(events["mm"][begins], rpt.mm_index, np.uint64)
+    va = events["va"][begins]
     range1, range2 = (
-        _by_value(
-            _keys(mm, events["va"], level), partial(_range_of_key, rpt, level=level), np.int32
-        )
+        _by_value(_keys(mm, va, level), partial(_range_of_key, rpt, level=level), np.int32)
         for level in _RANGE_SHIFT
     )
     return _Timed(
         ticks,
         events["kind"].astype(np.uint8),
-        range1,
-        range2,
+        np.repeat(range1, follow),
+        np.repeat(range2, follow),
         np.where(is_fault, events["va"], events["slot_pa"]),
         np.full(events.size, -1),
         np.zeros(events.size, np.bool_),
@@ -1591,8 +1614,7 @@ def _range_of_key(rpt: Rpt, key: int, level: int) -> int:
 
 
 def _by_value(values: U64, of: Callable[[int], int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """What a function gives for each value, of which there are few, many in a row."""
-    begins = np.flatnonzero(np.diff(values, prepend=~values[:1]))
-    unique, inverse = np.unique(values[begins], return_inverse=True)
-    found = np.array([of(value) for value in unique.tolist()], dtype)
-    return np.repeat(found[inverse], np.diff(begins, append=values.size))
+    """What a function gives for each value, of which there are few."""
+    unique, inverse = np.unique(values, return_inverse=True)
+    found: npt.NDArray[Any] = np.array([of(value) for value in unique.tolist()], dtype)[inverse]
+    return found

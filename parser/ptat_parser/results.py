@@ -630,9 +630,16 @@ def _summary(
     }
 
 
+@jit
+def _count_spans(span: npt.NDArray[np.uint8], misses: I64, found: I64) -> None:
+    for i in range(span.size):
+        found[span[i]] += misses[i]
+
+
 def _misses_by_span(pages: Pages) -> dict[str, int]:
     """How many misses are of one known page, of one of 2, of up to 4 and of up to 8."""
-    spans = np.bincount(pages["span"], pages["misses"], minlength=9)
+    spans = np.zeros(9, np.int64)
+    _count_spans(pages["span"], pages["misses"], spans)
     return {
         str(most): int(spans[least : most + 1].sum())
         for least, most in ((1, 1), (2, 2), (3, 4), (5, 8))

@@ -155,8 +155,7 @@ class Joined:
 
     def whole(self, rpt: Rpt) -> Replay:
         """All of it, with the tables that there are at the end."""
-        read = self._pages[quick.P_FIRST] != quick.NEVER_READ
-        pages = self._pages if read.all() else self._pages[:, read]
+        pages = self._pages[:, : quick.drop_unread(self._pages)]
         return Replay(rpt, pages, self._counters, self._unexplained, self._doubts)
 
 
