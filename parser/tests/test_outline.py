@@ -15,6 +15,7 @@ from test_blocks import encode
 from test_results import DAMAGES
 from test_spans import busy, busy_machine, digests
 
+from capture_model import Model
 from ptat_parser import anchors, archive, blocks, outline, parse, spans, survey, wire
 from ptat_parser.blocks import BusReader
 from ptat_parser.check import check
@@ -184,6 +185,22 @@ def test_damage_since_is_told_as_without(tmp_path, way):
             told.append(error.value.message.replace(str(path), ""))
             assert not (path / "results").exists()
         assert told[0] == told[1]
+
+
+def test_damage_since_is_told_wherever_a_chunk_is_read(tmp_path, monkeypatch):
+    """A chunk is read in several goes, and each is checked in several pieces."""
+    read, piece = blocks.READ_BLOCKS, blocks.PIECE_BLOCKS
+    chunk = 2 * read + 3
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk)
+    path = outlined(Model(400_000, pages=1000).write(tmp_path / "s"))
+    assert BusReader(path / "bus.0.raw").blocks > 2 * chunk  # the second has no marks
+    for block in {*range(0, chunk, piece - 1), read - 1, read, read + 1, 2 * read, chunk - 1}:
+        at = (chunk + block) * wire.BLOCK_BYTES + 500
+        flip(path / "bus.0.raw", at)
+        with pytest.raises(ParseError, match=f"block {chunk + block} .*CRC"):
+            parse(path, counts_only=True)
+        flip(path / "bus.0.raw", at)
+    parse(path)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -403,11 +403,11 @@ def test_the_kernel_log_is_read_in_pieces(tmp_path, monkeypatch, entries):
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("chunk_blocks", [5, 40])
+@pytest.mark.parametrize("chunk_blocks", [5, 40, 2 * blocks.READ_BLOCKS + 10])
 def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
     """While they are looked at; if that fails, and if there is no file, at once."""
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
-    path = Model(400_000, pages=3000).write(tmp_path / "s")
+    path = Model(800_000, pages=3000).write(tmp_path / "s")
     found = {}
     pieces = []
     accesses = replay._accesses
