@@ -337,7 +337,7 @@ def _take_misses(
     return n
 
 
-_ROOM_ALONE, _ROOM_BEHIND = 64, 16
+_ROOM_ALONE, _ROOM_BEHIND = 32, 8
 """Chunks that records have room for. Writing takes a core's cache from what is counted, unless
 another core writes, which then has the less left at the end.
 """

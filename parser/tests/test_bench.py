@@ -17,6 +17,7 @@ def test_bench_explains_what_it_made():
     assert figures["misses"] == 300_000 + 2 * 512
     for name in (
         "streaming",
+        "streaming_aligned",
         "outline",
         "without_outline",
         "bound_counts",
