@@ -48,7 +48,7 @@ _ENTRY = np.uint64(ENTRIES - 1)
 _ROW_MASK, _WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
 _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
-AHEAD = 32
+AHEAD = 64
 """So many reads before one, its word is fetched."""
 
 
