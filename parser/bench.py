@@ -417,8 +417,12 @@ def _peak_kib_of_all(work: Callable[[], object]) -> int:
 
 
 def _children() -> list[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    """Those of all threads, of which some may end meanwhile."""
+    children: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def _share_kib(pid: int) -> int:
