@@ -51,8 +51,8 @@ CHUNK_BLOCKS = 256
 PIECE_BLOCKS = 16
 """Blocks that are still in a core's first cache when they are looked at again."""
 
-READ_BLOCKS = 64
-"""Blocks read at a time where that is done as they are looked at: some pieces."""
+READ_BLOCKS = 4 * PIECE_BLOCKS
+"""Blocks read at a time where that is done as they are looked at: whole pieces."""
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
 WORD_HEADER = wire.WORD_HEADER
