@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from ptat_testbed import build, initramfs
 HERE = Path(__file__).parent
 MIB = 1 << 20
 BOOT_TIMEOUT_S = 1500  # less than pytest's, for the console to be shown
+BOOTS = 3
 TROUBLE = re.compile(r"WARNING:|BUG:|Call Trace|Oops|rcu: .*stall")
 
 # Where SeaBIOS puts the one 16 MiB BAR of an otherwise bare q35.
 BAR = 0xFD000000
 BAR_DEVICE = ("-device", "nvme,serial=ptat,cmb_size_mb=16,legacy-cmb=on")
+
+INTERRUPTS_ENABLED = 1 << 9  # of EFLAGS
 
 Boot = Callable[..., str]
 
@@ -45,9 +49,42 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def lost_timer(console: str) -> bool:
+    """Whether a CPU runs with interrupts enabled, but gets no more of its timer's.
+
+    That is QEMU's doing: on a busy host it sometimes (once in 700 boots of four CPUs) forgets that
+    an interrupt has ended. ``info lapic`` then has the timer's vector in service for ever, so it,
+    and all of lower priority, wait. RCU notices after 21 s.
+    """
+    stalled = re.search(r"Possible timer handling issue on cpu=(\d+)", console)
+    shown = stalled and re.search(
+        rf"NMI backtrace for cpu {stalled[1]}$.*?EFLAGS: (\w+)$", console, re.M | re.S
+    )
+    return bool(shown and int(shown[1], 16) & INTERRUPTS_ENABLED)
+
+
 @pytest.fixture(scope="session")
 def boot(archive: Path) -> Boot:
     """Boots with some kernel parameters and returns the console; fails on any kernel warning."""
+
+    def run_once(command: Sequence[str | Path], on_line: Callable[[bytes], None]) -> str:
+        output = b""
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as machine:
+            hung = threading.Timer(BOOT_TIMEOUT_S, machine.kill)
+            hung.start()
+            try:
+                assert machine.stdout
+                for line in machine.stdout:
+                    output += line
+                    on_line(line)
+                    if b"timer handling issue" in line and lost_timer(_text(output)):
+                        break
+            finally:
+                hung.cancel()
+                machine.kill()
+        return _text(output)
 
     def run(
         parameters: str,
@@ -69,26 +106,20 @@ def boot(archive: Path) -> Boot:
         if shared:
             ram = f"memory-backend-file,id=ram,size={memory},share=on,mem-path={shared}"
             command += ["-object", ram, "-machine", "memory-backend=ram"]
-        output = b""
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as machine:
-            hung = threading.Timer(BOOT_TIMEOUT_S, machine.kill)
-            hung.start()
-            try:
-                assert machine.stdout
-                for line in machine.stdout:
-                    output += line
-                    on_line(line)
-            finally:
-                hung.cancel()
-                machine.kill()
-        console = output.decode(errors="replace").replace("\r", "")
+        for _ in range(BOOTS):
+            console = run_once(command, on_line)
+            if not lost_timer(console):
+                break
+            warnings.warn("QEMU lost a CPU's timer; booting again", stacklevel=2)
         assert "init: done" in console, console[-4000:]
         assert not TROUBLE.search(console), console
         return console
 
     return run
+
+
+def _text(output: bytes) -> str:
+    return output.decode(errors="replace").replace("\r", "")
 
 
 def numbers(console: str) -> dict[str, int]:
@@ -106,6 +137,26 @@ def assert_traces(console: str, base: int, size: int) -> None:
     assert shown["allocs"] == shown["frees"]
     assert shown["entries"] == shown["pages"] * 512
     assert shown["mismatches"] == 0
+
+
+STALL = """\
+NMI backtrace for cpu 1
+CPU: 1 UID: 0 PID: 61 Comm: ptat_test Not tainted 6.12.95 #1
+RSP: 0018:ffffc9000028fcc8 EFLAGS: {eflags}
+rcu: 	Possible timer handling issue on cpu={cpu} timer-softirq=1
+"""
+
+
+@pytest.mark.parametrize(
+    ("cpu", "eflags", "lost"),
+    [
+        (1, "00010202", True),
+        (1, "00010002", False),  # interrupts disabled: the kernel's doing
+        (2, "00010202", False),  # of that one nothing is known
+    ],
+)
+def test_lost_timer(cpu: int, eflags: str, lost: bool) -> None:
+    assert lost_timer(STALL.format(cpu=cpu, eflags=eflags)) is lost
 
 
 @pytest.mark.guest
