@@ -389,7 +389,7 @@ class _Output:
         self._open = contextlib.ExitStack()
         for name, columns in (("misses", _MISSES), ("other", _OTHERS)):
             path = self._made_by.directory / name / f"part-{self._number:05}.parquet"
-            stored = self._open.enter_context(path.open("wb"))
+            stored = self._open.enter_context(storage.open_passing(path))
             self._files.append(self._open.enter_context(Writer(stored, columns)))
         return self
 

@@ -9,8 +9,10 @@ and pyarrow wants to know the file system.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,9 +26,19 @@ from ptat_parser.errors import BadInput, ParseError
 
 if TYPE_CHECKING:  # parsing does without, and starts the sooner
     import pyarrow.dataset as ds
+    from typing_extensions import Buffer
 
 REQUEST_BYTES = 8 << 20
 """So much of a large file is asked for at a time: a request takes some ten milliseconds."""
+
+PASSING_BYTES = 4 << 20
+"""After so much, the system is told to write and to forget; what it was told of the last
+`PASSING_TIMES` times, which may not have been written yet, it is told again."""
+
+PASSING_TIMES = 4
+
+PASSING_SLOW_S = 0.1
+"""If telling takes so long, the disk does not keep up."""
 
 
 def location(name: str | Path) -> Path:
@@ -165,6 +177,45 @@ def opened(path: Path) -> Iterator[Path | IO[bytes]]:
             yield file
     else:
         yield path
+
+
+def open_passing(path: Path) -> IO[bytes]:
+    """Open a file to be written from begin to end, that is not read again soon.
+
+    Of local ones, what is on the disk does not stay in memory: that is better used for the capture,
+    and to take more and more of it costs more than to fill it.
+    """
+    if is_remote(path) or not hasattr(os, "posix_fadvise"):
+        return path.open("wb")
+    return io.BufferedWriter(_Passing(path, "wb"))
+
+
+class _Passing(io.FileIO):
+    """A file of which the system is told again and again that it is not needed."""
+
+    _size_bytes = 0
+    _told_bytes: int | None = 0  # None: it is told no more
+
+    def write(self, data: Buffer, /) -> int:
+        written = super().write(data)
+        self._size_bytes += written
+        if self._told_bytes is not None and self._size_bytes - self._told_bytes >= PASSING_BYTES:
+            self._tell(self._told_bytes)
+        return written
+
+    def close(self) -> None:
+        if not self.closed and self._told_bytes is not None:
+            self._tell(self._told_bytes)
+        super().close()
+
+    def _tell(self, told_bytes: int) -> None:
+        """This begins to write what is not on the disk, and drops what is."""
+        first = max(told_bytes - PASSING_TIMES * PASSING_BYTES, 0)
+        began_s = time.monotonic()
+        with suppress(OSError):  # it is advice
+            os.posix_fadvise(self.fileno(), first, self._size_bytes - first, os.POSIX_FADV_DONTNEED)
+        slow = time.monotonic() - began_s > PASSING_SLOW_S
+        self._told_bytes = None if slow else self._size_bytes
 
 
 @contextmanager

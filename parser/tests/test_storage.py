@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_merge import in_two_channels
 from test_spans import busy, digests, small_spans  # noqa: F401
@@ -179,3 +180,47 @@ def test_no_such_store_or_session(s3, monkeypatch):
     monkeypatch.setitem(sys.modules, "upath", None)
     with pytest.raises(BadInput, match="needs fsspec"):
         storage.location("s3://traces/x")
+
+
+def advised(path, monkeypatch, seconds=0.0):
+    """Write a file in odd pieces; return the calls for it, and what is in it."""
+    calls = []
+
+    def advise(_fd, start, length, advice):
+        calls.append((start, start + length, advice))
+        clock[0] += seconds
+
+    clock = [0.0]
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(storage.time, "monotonic", lambda: clock[0])
+    size = 5 * storage.PASSING_BYTES + 1234
+    data = np.random.default_rng(1).bytes(size)
+    with storage.open_passing(path) as file:
+        for start in range(0, size, 300_007):
+            file.write(data[start : start + 300_007])
+    assert path.read_bytes() == data
+    return calls, size
+
+
+def test_what_is_written_is_let_go_of(tmp_path, monkeypatch):
+    calls, size = advised(tmp_path / "file", monkeypatch)
+    assert {advice for *_, advice in calls} == {os.POSIX_FADV_DONTNEED}
+    for at in (0, size // 2, size - 2 * storage.PASSING_BYTES):
+        # First to have it written, later to have it dropped.
+        assert sum(start <= at < end for start, end, _ in calls) >= 2
+    assert calls[-1][1] == size
+    written = [end for _, end, _ in calls[:-1]]
+    assert np.diff([0, *written]).min() >= storage.PASSING_BYTES
+
+
+def test_a_slow_disk_is_left_to_the_system(tmp_path, monkeypatch):
+    calls, _ = advised(tmp_path / "file", monkeypatch, seconds=2 * storage.PASSING_SLOW_S)
+    assert len(calls) == 1
+
+
+def test_a_disk_that_fills_up_is_told(tmp_path):
+    with (
+        pytest.raises(OSError, match="No space left"),
+        storage.open_passing(Path("/dev/full")) as f,
+    ):
+        f.write(bytes(1 << 20))
