@@ -285,12 +285,12 @@ class Outline:
         """Those of a chunk."""
         if not self.chunks["stores"][chunk]:
             return NO_STORES
-        group = int(np.searchsorted(self._ends, chunk, side="right"))
+        group = int(self._ends.searchsorted(chunk, side="right"))
         if not self._held or self._held[0] != group:
             self._held = group, self._seen(group)
         position, ticks, address = self._held[1].stores
         start = self._start[self._firsts[group]]
-        first, end = np.searchsorted(position, self._start[chunk : chunk + 2] - start)
+        first, end = position.searchsorted(self._start[chunk : chunk + 2] - start)
         here = slice(first, end)
         return position[here] - (self._start[chunk] - start), ticks[here], address[here]
 

@@ -1358,7 +1358,8 @@ class Replayer:
                         for ticks, position in zip(before, positions, strict=True)
                     ]
                 rows, times, addresses = chunk.stores()
-                steps = [(int(np.searchsorted(rows, position)), event) for position, event in steps]
+                places = rows.searchsorted(positions).tolist()
+                steps = [(place, event) for place, (_, event) in zip(places, steps, strict=True)]
                 chunk = Chunk(times, addresses, np.ones(rows.size, np.bool_))
             size = chunk.accesses
             pages = self._pages = with_room(pages, int(count[ROWS]) + 1, size)
