@@ -274,7 +274,8 @@ def _parse_into(
         for name in ("misses", "other"):
             (directory / name).mkdir()
         behind = threads.enter_context(ThreadPoolExecutor(1)) if in_turn and workers > 1 else None
-        make_output = _MakeOutput(directory, fitted, behind)
+        passing = reader.blocks * wire.BLOCK_BYTES > _STAYS_BYTES
+        make_output = _MakeOutput(directory, fitted, passing, behind)
     if address:
         done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
     elif in_turn:
@@ -342,6 +343,9 @@ _ROOM_ALONE, _ROOM_BEHIND = 32, 8
 another core writes, which then has the less left at the end.
 """
 
+_STAYS_BYTES = 2 << 30
+"""The misses of a capture up to this size, which take about half of it, stay in the page cache."""
+
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
 _OTHERS = [*_MISSES, Column("kind", np.uint8)]
 
@@ -352,6 +356,8 @@ class _MakeOutput:
 
     directory: Path
     fitted: Clock
+    passing: bool
+    """There is too much of it for the page cache."""
     behind: Executor | None = None
     """Writes settled reads while the replay goes on; one thread, for the files have an order."""
     free: list[Records] = field(default_factory=list)
@@ -389,7 +395,8 @@ class _Output:
         self._open = contextlib.ExitStack()
         for name, columns in (("misses", _MISSES), ("other", _OTHERS)):
             path = self._made_by.directory / name / f"part-{self._number:05}.parquet"
-            stored = self._open.enter_context(storage.open_passing(path))
+            opened = storage.open_passing(path) if self._made_by.passing else path.open("wb")
+            stored = self._open.enter_context(opened)
             self._files.append(self._open.enter_context(Writer(stored, columns)))
         return self
 

@@ -14,7 +14,7 @@ from test_merge import in_two_channels
 from test_spans import busy, digests, small_spans  # noqa: F401
 
 import ptat_parser
-from ptat_parser import archive, outline, parse, storage, wire
+from ptat_parser import archive, outline, parse, results, storage, wire
 from ptat_parser.check import check
 from ptat_parser.errors import BadInput, ParseError, SessionError
 
@@ -211,6 +211,23 @@ def test_what_is_written_is_let_go_of(tmp_path, monkeypatch):
     assert calls[-1][1] == size
     written = [end for _, end, _ in calls[:-1]]
     assert np.diff([0, *written]).min() >= storage.PASSING_BYTES
+
+
+def test_only_long_captures_misses_are_let_go_of(tmp_path, monkeypatch):
+    told = set()
+
+    def advise(fd, *_):
+        told.add(Path(f"/proc/self/fd/{fd}").readlink().parent.name)
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    path = busy(tmp_path / "session")
+    parse(path)
+    found = digests(path)
+    assert not told
+    monkeypatch.setattr(results, "_STAYS_BYTES", 0)
+    parse(path)
+    assert told == {"misses", "other"}
+    assert digests(path) == found
 
 
 def test_a_slow_disk_is_left_to_the_system(tmp_path, monkeypatch):
