@@ -41,10 +41,6 @@ FRAME_MASK = np.uint64(0x000F_FFFF_FFFF_F000)
 """Bits 51:12 of an entry (SDM vol. 3, table 4-20)."""
 
 
-IN_DOUBT_ONE_IN = 100_000
-"""For each so many misses, one pair of labels in doubt may be the wrong way round; one always."""
-
-
 class Wrong(Exception):
     """A witness disagrees."""
 
@@ -326,23 +322,6 @@ def _meant(word: str, size: str, work: Path) -> str:
     return word
 
 
-def swapped_in_doubt(verdict: dict[str, Any], in_doubt: int) -> int | None:
-    """Pairs of walks, a miss and one that faulted, taken for each other; None: more is wrong.
-
-    A fault event that comes late, on a busy host, may be about a walk of another CPU, which the bus
-    does not tell (docs/theory.md). The parser says of how many that is so: `in_doubt`.
-    """
-    pairs: int = verdict["missing"]
-    allowed = min(in_doubt, max(verdict["trace_misses"] // IN_DOUBT_ONE_IN, 1))
-    alone = (
-        verdict["extra"] == pairs
-        and verdict["fault_label_errors"] == 2 * pairs
-        and not verdict["wrong_page"]
-        and not verdict["unexplained"]
-    )
-    return pairs if alone and pairs <= allowed else None
-
-
 def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
     """Record and validate one row; what is wrong is under ``error``."""
     chosen = row.sizes[size == "full"] if row.sizes else ""
@@ -367,9 +346,7 @@ def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
             "explained": verdict["explained"],
         }
         if row.has_truth:
-            summary = _load(session / "results" / "summary.json")
-            result["in_doubt"] = swapped_in_doubt(verdict, summary["faults"]["in_doubt"])
-            right = verdict["exact"] is True or bool(result["in_doubt"])
+            right = verdict["exact"] is True
         else:  # the grammar of walks must explain each read
             right = verdict["ok"] and verdict["explained"] and verdict["kernel_reads"] == 0
         if not right or verdict["lost"]:
@@ -405,9 +382,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for row in rows:
             result = check_row(row, arguments.size, work)
             results.append(result)
-            swapped = result.get("in_doubt")
-            exact = f"exact but for labels in doubt: {swapped} pairs" if swapped else "exact"
-            verdict = result.get("error") or exact
+            verdict = result.get("error") or "exact"
             print(
                 f"{row.name:20} {result['misses'] or 0:>10} misses  "
                 f"{result['seconds']:6.1f} s  {verdict}",
