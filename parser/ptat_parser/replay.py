@@ -18,10 +18,12 @@ bus alone). So an event waits a little (`HOLD_S`), and then is about the last re
 where that is older than a retry takes, about one that the clocks put right behind it. Where the
 clocks are worse than reads of a line are apart, the bus decides: the handler stores to the entry,
 so of reads as near to the event as the clocks can tell it is about one with a store behind it.
+How far the clocks are apart changes while they run: an event may come a little sooner than any did.
 
-Where several CPUs read an entry while one faults on it, an event that comes long after its read
-(`FAULTS_LATE`) may be taken for one about another's: such labels are in doubt, and counted. It is
-not about a read that saw what another CPU's handler stored, where one that did not has no event.
+Where several CPUs read an entry while one faults on it, a read that is much nearer to the event
+than any was is another CPU's. An event that comes long after its read (`FAULTS_LATE`) may be taken
+for one about another's: such labels are in doubt, and counted. It is not about a read that saw what
+another CPU's handler stored, where one that did not has no event and no store followed.
 """
 
 from __future__ import annotations
@@ -335,6 +337,18 @@ _put_room, _room_in = keeping(
 
 
 @inlined
+def _entry_at(address: Integer, frames: npt.NDArray[np.int32], config: _Config) -> Integer:
+    """Number of the entry at an address, or -1 where no table is."""
+    offset = address - config.base
+    if offset >= config.size:
+        return -1
+    frame = np.int64(frames[np.int64(offset >> _PAGE_SHIFT)])
+    if frame < 0:
+        return -1
+    return frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES
+
+
+@inlined
 def _store(
     level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, mapped: U8
 ) -> None:
@@ -536,10 +550,21 @@ def _match_fault(
     if found < 0:
         count[FAULTS_UNMATCHED] += 1
         return
+    anothers = LEAST_UNKNOWN
+    if config.overtaken and count[FAULTS_EMPTY] >= LAGS_LEARNT:
+        anothers = behind
+        if count[LAG_LEAST] > 0:
+            # Half of it, as the clocks' error is not the same all the time.
+            anothers = min(behind, time - count[LAG_LEAST] // 2)
+    if np.int64(held.time[found]) > anothers:
+        found = _before_another(time, found, held, count, config)
     if time - np.int64(held.time[found]) > config.hold:
-        found = _beside_a_fault(time, found, held, count, config)
+        found = _beside_a_fault(time, slot, found, t, held, count, config)
     if not held.stored[found]:
-        found = _stored_near(time, slot, found, t, held, count, config)
+        latest = time + config.clock_error
+        if np.int64(held.time[found]) <= anothers:
+            latest = min(latest, anothers)
+        found = _stored_near(time, latest, slot, found, t, held, count, config)
     held.kind[found] = FAULT
     if config.records:
         out.kind[held.record[found] - count[FIRST_ROW]] = FAULT
@@ -550,16 +575,52 @@ def _match_fault(
 
 
 @inlined
+def _before_another(
+    time: Integer, near: Integer, held: _Held, count: I64, config: _Config
+) -> Integer:
+    """The miss of a slot before `near`, which is nearer to its event than any ever was, or that.
+
+    Not where a store came between them, or much time.
+    """
+    at: Integer = near
+    while held.previous[at]:
+        number = count[N_HELD] - ((count[N_HELD] + 1 - np.int64(held.previous[at])) & _U32)
+        at = number - held.first[0]
+        if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
+            break
+        if time - np.int64(held.time[at]) > config.overtaken or held.stored[at]:
+            break
+        if held.kind[at] == MISS:
+            return at
+    return near
+
+
+@inlined
 def _beside_a_fault(
-    time: Integer, found: Integer, held: _Held, count: I64, config: _Config
+    time: Integer,
+    slot: Integer,
+    found: Integer,
+    t: Tables,
+    held: _Held,
+    count: I64,
+    config: _Config,
 ) -> Integer:
     """The miss that a very late event is about: `found`, or one that cannot have seen its entry.
 
     Where `found` is the next of the slot after one that faulted, with the handler's store between,
     it saw what the handler stored. A miss not long before that fault, with no store between, did
-    not, and may be another CPU's.
+    not, and may be another CPU's. Not so where a store came after `found`: that is what the event's
+    handler does.
     """
     at: Integer = found
+    link = np.int64(t.last_read[slot])
+    while link != 0:
+        later = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32) - held.first[0]
+        if held.stored[later]:
+            return found
+        if later == found:
+            break
+        link = np.int64(held.previous[later])
     faulted = False
     while held.previous[at]:
         number = count[N_HELD] - ((count[N_HELD] + 1 - np.int64(held.previous[at])) & _U32)
@@ -579,6 +640,7 @@ def _beside_a_fault(
 @inlined
 def _stored_near(
     time: Integer,
+    latest: Integer,
     slot: Integer,
     otherwise: Integer,
     t: Tables,
@@ -588,17 +650,11 @@ def _stored_near(
 ) -> Integer:
     """Of misses on a slot with a store behind them the nearest, if the clocks allow one.
 
-    Once it is known how soon after its read an event comes at the least, and `otherwise` is no
-    nearer than that, what is nearer was read by another CPU.
+    `latest`: what comes later was read by another CPU.
     """
     found = otherwise
     retry = count[RETRY_LEAST]
     oldest = time - config.clock_error - (0 if retry == LEAST_UNKNOWN else retry)
-    latest = time + config.clock_error
-    if count[FAULTS_EMPTY] >= LAGS_LEARNT:
-        usual = time - count[LAG_LEAST]
-        if np.int64(held.time[otherwise]) <= usual:
-            latest = min(latest, usual)
     nearest = np.int64(1) << 62
     link = np.int64(t.last_read[slot])
     while link != 0:
@@ -621,10 +677,11 @@ def _stored_near(
 def _take(i: Integer, line: Integer, t: Tables, timed: _Timed, count: I64) -> None:
     """Fault event `i` is about the last read of an empty entry of the line."""
     read_ticks = np.int64(t.owed_ticks[line])
+    if t.owed[line] == 1:  # else it may be about an earlier one
+        count[LAG_LEAST] = min(count[LAG_LEAST], np.int64(timed.time[i]) - read_ticks)
     t.owed[line] -= 1
     timed.read_ticks[i] = read_ticks
     count[FAULTS_EMPTY] += 1
-    count[LAG_LEAST] = min(count[LAG_LEAST], np.int64(timed.time[i]) - read_ticks)
 
 
 @inlined
@@ -764,13 +821,10 @@ def _timed_until(
         if timed.kind[i] == kernel_log.FAULT:
             _fault(i, t, timed, count, config)
         else:
-            offset = timed.address[i] - config.base
-            if offset < config.size:
-                frame = t.frame[np.int64(offset >> np.uint64(12))]
-                if frame >= 0:
-                    slot = frame * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES
-                    # A cleared entry may be read until the store that clears it.
-                    t.mapped[slot] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
+            entry = _entry_at(timed.address[i], t.frame, config)
+            if entry >= 0:
+                # A cleared entry may be read until the store that clears it.
+                t.mapped[entry] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
         count[NEXT_TIMED] += 1
     if time > config.hold:
         _match_held(time - config.hold, t, out, held, timed, pages, count, config)
@@ -788,6 +842,18 @@ def _all_until(time: Integer, memory: I64) -> None:
     """Apply the events without a marker up to a bus time, where no access brings them."""
     t, out, held, timed, pages, count, _, config = _room_in(memory)
     _timed_until(time, t, out, held, timed, pages, count, config)
+
+
+@inlined
+def _mark_stored(
+    slot: Integer, last_read: U32, held_first: I64, held_stored: npt.NDArray[np.bool_], count: I64
+) -> None:
+    """A store to the line of entries at `slot`: it is behind the last read of that, if held."""
+    if last_read[slot]:
+        behind = (count[N_HELD] + 1 - np.int64(last_read[slot])) & _U32
+        at = count[N_HELD] - behind - held_first[0]
+        if at >= 0:
+            held_stored[at] = True
 
 
 @inlined
@@ -911,6 +977,11 @@ def _replay(
             i += 1
             if next_timed < now:
                 count[N_OUTPUT] = n_output
+                if faults and word & WRITE_BIT:
+                    # An event that has waited for so long is to know of this store, too.
+                    entry = _entry_at(address, frames, config)
+                    if entry >= 0:
+                        _mark_stored(entry & -line, last_read, held_first, held_stored, count)
                 _timed_until(now, t, out, held, timed, pages, count, config)
                 next_timed = _timed_after(timed, count, config)
                 quick_end = _until(words, time, i, end, now, latest, next_timed)
@@ -930,12 +1001,8 @@ def _replay(
                     count[STORES_UNOWNED] += 1
                 else:
                     _store(store_levels[page], slot, line, state, pending, mapped)
-                    if faults and last_read[slot]:
-                        read = count[N_HELD] - (
-                            (count[N_HELD] + 1 - np.int64(last_read[slot])) & _U32
-                        )
-                        if read >= held_first[0]:
-                            held_stored[read - held_first[0]] = True
+                    if faults:
+                        _mark_stored(slot, last_read, held_first, held_stored, count)
                     if level and not config.skips:
                         number = page_number(ranges[frame], slot % ENTRIES, line, line)
                         row, count[ROWS] = row_of_page(number, row_of, pages, count[ROWS])

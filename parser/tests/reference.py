@@ -79,7 +79,8 @@ class Reference:
         self.records: list[Record] = []
         self.unexplained: list[tuple[int, int]] = []
         self.losses = 0
-        self.lags: list[int] = []  # of fault events after reads of empty entries
+        self.of_empty = 0  # fault events after reads of empty entries
+        self.lags: list[int] = []  # of those that can be about one read only
         self.retries: list[int] = []  # ticks from such a read to the next of the slot
         self.walk: tuple[int, int, int] | None = None  # page, line, ticks of the last PMD read
         self.step_16 = 0
@@ -189,9 +190,11 @@ class Reference:
 
     def take(self, fault: Fault) -> None:
         line = fault.index // self.line
-        fault.page.owed[line] -= 1
         fault.read = fault.page.owed_ticks[line]
-        self.lags.append(fault.ticks - fault.read)
+        if fault.page.owed[line] == 1:
+            self.lags.append(fault.ticks - fault.read)
+        fault.page.owed[line] -= 1
+        self.of_empty += 1
 
     def settle(self, fault: Fault) -> bool:
         page, line = fault.page, fault.index // self.line
@@ -239,11 +242,16 @@ class Reference:
         recent = [record for record in before if record.ticks >= oldest]
         if candidates:
             found = (recent or candidates)[-1]
+            anothers = 1 << 64
+            if self.overtaken and self.of_empty >= LAGS_LEARNT:
+                anothers = min(behind, ticks - least // 2) if least > 0 else behind
+            if found.ticks > anothers:
+                found = self.before_another(ticks, found, misses)
             if ticks - found.ticks > self.hold:
                 found = self.beside_a_fault(ticks, found, misses)
             nearest = self.clock_error
-            if len(self.lags) >= LAGS_LEARNT and ticks - found.ticks >= least:
-                nearest = min(nearest, -least)
+            if found.ticks <= anothers:
+                nearest = min(nearest, anothers - ticks)
             near = [
                 record
                 for record in reversed(misses)
@@ -258,8 +266,21 @@ class Reference:
                 found = min(near, key=lambda record: abs(record.ticks - ticks))
             found.kind = FAULT
 
+    def before_another(self, ticks: int, near: Record, misses: list[Record]) -> Record:
+        """A miss of the same state, if there is one that is not so near."""
+        for record in reversed(misses[: misses.index(near)]):
+            if record.stored or record.after_loss != self.losses:
+                break
+            if ticks - record.ticks > self.overtaken:
+                break
+            if record.kind == MISS:
+                return record
+        return near
+
     def beside_a_fault(self, ticks: int, found: Record, misses: list[Record]) -> Record:
         """An older miss of the state that another CPU's fault found, if `found` saw the new one."""
+        if any(record.stored for record in misses[misses.index(found) :]):
+            return found
         before = [
             record
             for record in misses[: misses.index(found)]
@@ -294,12 +315,6 @@ class Reference:
         line = index // self.line
         page = self.pages.get(number)
         if write:
-            if page and page.store_level:
-                slot = (number, page.generation, line)
-                for record in reversed(self.records):
-                    if record.slot == slot and record.missed:
-                        record.stored = True
-                        break
             if page and page.store_level == 1:
                 page.written.add(line)
             elif page:
@@ -330,6 +345,17 @@ class Reference:
         va = base + line * self.line * size
         slot = (number, page.generation, line)
         self.records.append(Record(ticks, kind, mm, va, size, slot, self.losses, kind == MISS))
+
+    def mark_stored(self, address: int) -> None:
+        """A store comes: the last read of its slot is before it."""
+        number, index = self.locate(address) or (0, 0)
+        page = self.pages.get(number)
+        if page and page.store_level:
+            slot = (number, page.generation, index // self.line)
+            for record in reversed(self.records):
+                if record.slot == slot and record.missed:
+                    record.stored = True
+                    break
 
     def end_walk(self, ticks: int, parent: tuple[Page, int]) -> None:
         if self.walk and (self.pages[self.walk[0]], self.walk[1]) == (
@@ -389,6 +415,8 @@ def classify(
             reference.event(what) if what else reference.loss()
         while faults and faults[-1][0] < ticks:
             reference.fault(*faults.pop())
+        if write:  # before the events that have waited until now
+            reference.mark_stored(address)
         reference.match_held(ticks - reference.hold)
         following = accesses[i + 1] if i + 1 < len(accesses) else None
         is_read = following is not None and not following[2]

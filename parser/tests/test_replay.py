@@ -322,9 +322,54 @@ def test_stores_tell_which_read_of_a_line_faulted(tmp_path, monkeypatch, error_n
     assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
 
 
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_an_error_of_the_clocks_that_grows(tmp_path, monkeypatch, cpus):
+    """Events come sooner after their reads than any before, as it seems, and then before them."""
+    machine = synthetic.Machine(granularity=64, cpus=cpus)
+    mm = machine.exec()
+    for page in range(10 * replaying.LAGS_LEARNT):
+        machine.access(mm, page << 12, write=True)
+        machine.idle(300)
+    to_ticks = clock.Clock.to_ticks
+
+    def wrong(fitted, cycles):
+        ticks = to_ticks(fitted, cycles).astype(np.int64)
+        return (ticks - 1000 * ticks // machine.now).clip(0).astype(np.uint64)
+
+    monkeypatch.setattr(clock.Clock, "to_ticks", wrong)
+    monkeypatch.setattr(clock.Clock, "error_ticks", 2000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [(t, mm) for t, kind, mm, _, _ in rows if kind == replaying.MISS]
+    assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
+
+
+def test_a_cpu_is_stopped_before_it_stores(tmp_path, monkeypatch):
+    """An event that the clocks put before its read has waited for long: the store comes then."""
+    machine = synthetic.Machine(granularity=64)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    machine.idle(300_000)
+    for page in range(6, 8):
+        machine.idle(3_000)
+        assert machine.walk(mm, 0x5000, True)
+        machine.idle(3_000)
+        assert not machine.walk(mm, page << 12, True)
+        machine.idle(300)
+        machine.event("ptat_fault", mm=mm.id, va=page << 12, error_code=2)
+        machine.idle(200_000)
+        machine.set_pte(mm, page << 12, True)
+        assert machine.walk(mm, page << 12, True)
+    to_ticks = clock.Clock.to_ticks
+    monkeypatch.setattr(clock.Clock, "to_ticks", lambda *args: to_ticks(*args) - np.uint64(1000))
+    monkeypatch.setattr(clock.Clock, "error_ticks", 2000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [(t, mm) for t, kind, mm, _, _ in rows if kind == replaying.MISS]
+    assert misses == [(t, mm) for t, mm, _, _ in machine.expected]
+
+
 def test_another_cpu_reads_while_a_fault_is_slow(tmp_path, monkeypatch):
     """Before the store of the handler and right behind the event, as no event ever was."""
-    machine = synthetic.Machine(granularity=8)
+    machine = synthetic.Machine(granularity=8, cpus=2)
     mm = machine.exec()
     first, pages = 0x40, 2 * replaying.LAGS_LEARNT
     for page in range(first, pages):
@@ -388,6 +433,49 @@ def test_a_late_fault_on_what_a_handler_stored(tmp_path, cpus, stored, before_ns
     late_fault(machine, mm, 0)
     machine.set_pte(mm, 0x5000, False)
     late_fault(machine, mm, 400_000)
+    machine.set_pte(mm, 0x5000, True)
+    assert machine.walk(mm, 0x5000, True)
+    machine.idle(200_000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [t for t, kind, _, _, _ in rows if kind == replaying.MISS]
+    assert misses == [t for t, _, _, _ in machine.expected]
+
+
+def test_a_late_fault_whose_handler_stores(tmp_path):
+    """A page is read, stored to and made read-only once more, by which it faults again."""
+    machine = synthetic.Machine(granularity=8, cpus=2)
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, False)
+    assert machine.walk(mm, 0x5000, False)
+    machine.idle(40_000)
+    late_fault(machine, mm, 0)
+    machine.set_pte(mm, 0x5000, True)
+    machine.set_pte(mm, 0x5000, False)
+    machine.idle(40_000)
+    late_fault(machine, mm, 80_000)
+    machine.idle(4_000)
+    machine.set_pte(mm, 0x5000, True)
+    assert machine.walk(mm, 0x5000, True)
+    machine.idle(200_000)
+    *_, rows = replay(machine.write(tmp_path / "s"))
+    misses = [t for t, kind, _, _, _ in rows if kind == replaying.MISS]
+    assert misses == [t for t, _, _, _ in machine.expected]
+
+
+def test_a_read_too_near_to_be_what_an_event_is_about(tmp_path):
+    """Another CPU reads what a slow fault's handler will store to, right before the event."""
+    machine = synthetic.Machine(granularity=8, cpus=2)
+    mm = machine.exec()
+    for page in range(0x40, 2 * replaying.LAGS_LEARNT):
+        machine.access(mm, page << 12, write=True)
+    machine.set_pte(mm, 0x5000, False)
+    machine.idle(300_000)
+    assert not machine.walk(mm, 0x5000, True)
+    machine.idle(12_000)
+    assert machine.walk(mm, 0x5000, False)
+    machine.idle(20)
+    machine.event("ptat_fault", mm=mm.id, va=0x5000, error_code=3)
+    machine.idle(1_000)
     machine.set_pte(mm, 0x5000, True)
     assert machine.walk(mm, 0x5000, True)
     machine.idle(200_000)
