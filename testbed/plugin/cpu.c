@@ -291,7 +291,20 @@ void cpu_region_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store,
 		capture_cpu_access(cpu->capture, walk_address(&where, va), bytes, store, locked);
 }
 
-void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode)
+/*
+ * QEMU's walk read all levels and found no page at @va. If the model's finds one, it went on from
+ * an entry that has been cleared since: a CPU that still has that cached does not fault.
+ */
+static void forget_cleared(struct cpu *cpu, uint64_t va)
+{
+	struct walk result;
+
+	walk(cpu, va, &result);
+	if (result.completed)
+		psc_flush_address(&cpu->psc, va, cpu->tlb.context);
+}
+
+void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode, bool present)
 {
 	struct walk_context context = walk_context(cpu, cause, kernel_mode);
 	struct walk result;
@@ -299,6 +312,8 @@ void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mod
 	if (!cpu->paging || !is_user_address(va))
 		return;
 	tlb_flush_page(&cpu->tlb, va, current_pcid(cpu), true);
+	if (!present)
+		forget_cleared(cpu, va);
 	context.flags |= PTAT_TRUTH_FLAG_FAULT;
 	walk_and_record(cpu, va, &context, &result);
 }

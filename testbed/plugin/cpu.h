@@ -88,7 +88,7 @@ void cpu_model_batch(struct cpu *cpu, const struct batch *batch);
 /* A load or store inside one page for which cpu_translate() said KEY_REGION. */
 void cpu_region_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store, bool locked);
 
-/* An access that ended in a page fault. */
-void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode);
+/* An access that ended in a page fault; @present: the walk found a page, and lacked rights. */
+void cpu_page_fault(struct cpu *cpu, uint64_t va, uint8_t cause, bool kernel_mode, bool present);
 
 #endif

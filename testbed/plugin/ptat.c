@@ -353,7 +353,7 @@ static void on_page_fault(unsigned cpu_index, void *argument)
 	if (may_join &&
 	    (saved.error & (PF_PRESENT | PF_WRITE | PF_USER)) == (PF_PRESENT | PF_WRITE | PF_USER))
 		load_before_fault(vcpu, saved.ip, va);
-	cpu_page_fault(cpu_of(vcpu), va, cause, !(saved.error & PF_USER));
+	cpu_page_fault(cpu_of(vcpu), va, cause, !(saved.error & PF_USER), saved.error & PF_PRESENT);
 }
 
 static uint64_t effective_address(struct vcpu *vcpu, const struct insn *insn)

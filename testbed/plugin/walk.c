@@ -64,6 +64,19 @@ static uint64_t psc_key(uint64_t va, unsigned shift, uint64_t context)
 	return (va & BITS_U64(47, 0)) >> shift | context;
 }
 
+void psc_flush_address(struct psc *psc, uint64_t va, uint64_t context)
+{
+	for (int i = 0; i < PSC_LEVELS; i++) {
+		struct assoc *cache = &psc->level[i];
+		uint64_t key = psc_key(va, psc_shift(i), context);
+		size_t set = assoc_set(cache, key & KEY_VPN);
+		int way = assoc_find(cache, set, key);
+
+		if (way >= 0)
+			assoc_remove(cache, set, way);
+	}
+}
+
 /* Table to go on from and its level's shift; the deepest cached entry wins. */
 static unsigned psc_start(struct psc *psc, uint64_t va, uint64_t context, uint64_t *table,
 			  uint64_t *grants)

@@ -45,6 +45,7 @@ const uint64_t *ram_entry(const struct guest_ram *ram, uint64_t pa);
 
 void psc_init(struct psc *psc, const struct cpu_model *model);
 void psc_free(struct psc *psc);
+void psc_flush_address(struct psc *psc, uint64_t va, uint64_t context);
 void psc_flush_pcid(struct psc *psc, unsigned pcid);
 void psc_flush_all(struct psc *psc);
 

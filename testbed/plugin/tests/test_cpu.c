@@ -231,7 +231,7 @@ static void test_kernel_code(void)
 	cpu_translate(&cpu, 0x2000, PTAT_TRUTH_CAUSE_STORE, true);
 	CHECK_EQUAL(written->count, 2);
 	set_entry(35, 3, 0);
-	cpu_page_fault(&cpu, 0x3000, PTAT_TRUTH_CAUSE_LOAD, true);
+	cpu_page_fault(&cpu, 0x3000, PTAT_TRUTH_CAUSE_LOAD, true, false);
 	CHECK_EQUAL(written->count, 2);
 	cpu.address = 0xffffffff81000004;
 	cpu_translate(&cpu, 0x4000, PTAT_TRUTH_CAUSE_LOAD, true);
@@ -258,7 +258,7 @@ static void test_snapshots(void)
 	cpu_translate(&cpu, 0x3000, PTAT_TRUTH_CAUSE_STORE, true);
 	cpu_translate(&cpu, KERNEL_VA + 100 * PAGE, PTAT_TRUTH_CAUSE_LOAD, true);
 	cpu_translate(&cpu, KERNEL_VA, PTAT_TRUTH_CAUSE_FETCH, false);
-	cpu_page_fault(&cpu, 0x4000, PTAT_TRUTH_CAUSE_LOAD, false);
+	cpu_page_fault(&cpu, 0x4000, PTAT_TRUTH_CAUSE_LOAD, false, true);
 	capture_snapshot(&capture, 7, instructions);
 	capture_snapshot(&capture, 8, instructions);
 	finish();
@@ -288,19 +288,19 @@ static void test_faults(void)
 	start(8);
 	set_entry(35, 1, 0);
 	CHECK(load(0x2000)); /* the PDE is cached from here on */
-	cpu_page_fault(&cpu, 0x1004, PTAT_TRUTH_CAUSE_STORE, false);
-	cpu_page_fault(&cpu, 0x1004, PTAT_TRUTH_CAUSE_STORE, false); /* not cached */
+	cpu_page_fault(&cpu, 0x1004, PTAT_TRUTH_CAUSE_STORE, false, false);
+	cpu_page_fault(&cpu, 0x1004, PTAT_TRUTH_CAUSE_STORE, false, false); /* not cached */
 	set_entry(35, 1, 0x1001 * PAGE | TABLE);
 	CHECK(store(0x1004));
 
 	/* A table that is not there; a level above the region; a kernel address. */
 	set_entry(34, 5, 0);
-	cpu_page_fault(&cpu, 0xa00000, PTAT_TRUTH_CAUSE_LOAD, true);
-	cpu_page_fault(&cpu, UINT64_C(1) << 39, PTAT_TRUTH_CAUSE_FETCH, false);
-	cpu_page_fault(&cpu, KERNEL_VA, PTAT_TRUTH_CAUSE_LOAD, true);
+	cpu_page_fault(&cpu, 0xa00000, PTAT_TRUTH_CAUSE_LOAD, true, false);
+	cpu_page_fault(&cpu, UINT64_C(1) << 39, PTAT_TRUTH_CAUSE_FETCH, false, false);
+	cpu_page_fault(&cpu, KERNEL_VA, PTAT_TRUTH_CAUSE_LOAD, true, false);
 
 	/* A violation drops the translation, though the tables have not changed. */
-	cpu_page_fault(&cpu, 0x2000, PTAT_TRUTH_CAUSE_STORE, false);
+	cpu_page_fault(&cpu, 0x2000, PTAT_TRUTH_CAUSE_STORE, false, true);
 	CHECK(load(0x2000));
 	finish();
 	CHECK_EQUAL(truths, 8);
@@ -322,6 +322,33 @@ static void test_faults(void)
 	CHECK_EQUAL(counter("events", "dtlb_store_misses.walk_completed"), 1);
 	CHECK_EQUAL(counter("events", "itlb_misses.walk_faulted"), 1);
 	CHECK_EQUAL(counter("model", "races"), 0);
+}
+
+/* A PMD entry that another vCPU has cleared, and that this one still has cached. */
+static void test_faults_of_what_is_cached(void)
+{
+	start(8);
+	CHECK(load(0x2000));
+	set_entry(35, 1, 0);
+	cpu_page_fault(&cpu, 0x1000, PTAT_TRUTH_CAUSE_LOAD, false, false); /* the cache is right */
+	set_entry(34, 0, 0);
+	cpu_page_fault(&cpu, 0x3000, PTAT_TRUTH_CAUSE_STORE, false, true);
+	cpu_page_fault(&cpu, 0x3000, PTAT_TRUTH_CAUSE_LOAD, false, false);
+	cpu_page_fault(&cpu, 0x3000, PTAT_TRUTH_CAUSE_LOAD, false, false);
+	finish();
+	CHECK_EQUAL(truths, 5);
+	CHECK_EQUAL(truth[1].shift, 12);
+	CHECK_EQUAL(truth[2].shift, 12);
+	for (int i = 3; i < 5; i++) {
+		CHECK_EQUAL(truth[i].flags, 1 | 2);
+		CHECK_EQUAL(truth[i].shift, 21);
+	}
+	/* START, both tables for the first walk, then the last of each. */
+	CHECK_EQUAL(bus.records, 8);
+	CHECK_EQUAL(bus.record[3].value, 35 * PAGE + 8);
+	CHECK_EQUAL(bus.record[4].value, 35 * PAGE + 24);
+	CHECK_EQUAL(bus.record[5].value, 34 * PAGE);
+	CHECK_EQUAL(bus.record[6].value, 34 * PAGE);
 }
 
 /* An access that succeeded, but the tables deny it by now. */
@@ -626,7 +653,7 @@ static void random_run(enum how how)
 			user_access(&queue, how, va, PTAT_TRUTH_CAUSE_FETCH, 0);
 			break;
 		case 16:
-			cpu_page_fault(drained(&queue), va, PTAT_TRUTH_CAUSE_LOAD, false);
+			cpu_page_fault(drained(&queue), va, PTAT_TRUTH_CAUSE_LOAD, false, true);
 			break;
 		case 17:
 			cpu_invlpg(drained(&queue), va);
@@ -709,6 +736,7 @@ int main(int argc, char **argv)
 	test_kernel_code();
 	test_snapshots();
 	test_faults();
+	test_faults_of_what_is_cached();
 	test_races();
 	test_new_rights();
 	test_flushes_without_pcid();
