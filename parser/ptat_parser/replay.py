@@ -526,9 +526,11 @@ def _match_fault(
     latest = time - min(count[LAG_LEAST], 0)
     behind = latest
     oldest = np.int64(0)
+    lag_known = count[LAG_LEAST] != LEAST_UNKNOWN
     if count[RETRY_LEAST] != LEAST_UNKNOWN:
-        behind = time - count[LAG_LEAST] + count[RETRY_LEAST] // 4
         oldest = time - count[RETRY_LEAST]
+        if lag_known:
+            behind = max(latest, time - count[LAG_LEAST] + count[RETRY_LEAST] // 4)
     found: Integer = -1
     link = np.int64(t.last_read[slot])
     while link != 0:
@@ -537,7 +539,7 @@ def _match_fault(
         read_ticks = np.int64(held.time[at]) if at >= 0 else oldest
         if at < 0 or held.record[at] < count[SETTLED] or (found >= 0 and read_ticks < oldest):
             break
-        if held.kind[at] == MISS and read_ticks <= max(latest, behind):
+        if held.kind[at] == MISS and read_ticks <= behind:
             if number < count[LOSS_FLOOR]:
                 if found < 0 and read_ticks + config.patience > latest:
                     timed.doubt_ticks[i] = held.time[at]
@@ -551,11 +553,9 @@ def _match_fault(
         count[FAULTS_UNMATCHED] += 1
         return
     anothers = LEAST_UNKNOWN
-    if config.overtaken and count[FAULTS_EMPTY] >= LAGS_LEARNT:
-        anothers = behind
-        if count[LAG_LEAST] > 0:
-            # Half of it, as the clocks' error is not the same all the time.
-            anothers = min(behind, time - count[LAG_LEAST] // 2)
+    if config.overtaken and lag_known and count[FAULTS_EMPTY] >= LAGS_LEARNT:
+        # Half of it, as the clocks' error is not the same all the time.
+        anothers = time - count[LAG_LEAST] // 2 if count[LAG_LEAST] > 0 else behind
     if np.int64(held.time[found]) > anothers:
         found = _before_another(time, found, held, count, config)
     if time - np.int64(held.time[found]) > config.hold:

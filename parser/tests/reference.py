@@ -231,8 +231,9 @@ class Reference:
         latest = ticks - min(least, 0)
         behind, oldest = latest, 0
         if self.retries:
-            behind = max(latest, ticks - least + min(self.retries) // 4)
             oldest = ticks - min(self.retries)
+        if self.retries and self.lags:
+            behind = max(latest, ticks - least + min(self.retries) // 4)
         candidates = [
             record
             for record in misses
@@ -243,8 +244,8 @@ class Reference:
         if candidates:
             found = (recent or candidates)[-1]
             anothers = 1 << 64
-            if self.overtaken and self.of_empty >= LAGS_LEARNT:
-                anothers = min(behind, ticks - least // 2) if least > 0 else behind
+            if self.overtaken and self.lags and self.of_empty >= LAGS_LEARNT:
+                anothers = ticks - least // 2 if least > 0 else behind
             if found.ticks > anothers:
                 found = self.before_another(ticks, found, misses)
             if ticks - found.ticks > self.hold:
