@@ -506,6 +506,12 @@ def _watch_until(time: Integer, memory: I64) -> None:
 
 
 @inlined
+def _number_of(link: Integer, count: I64) -> Integer:
+    """Number of a held read, of which a link has the last 32 bits, plus one."""
+    return count[N_HELD] - ((count[N_HELD] + 1 - np.int64(link)) & _U32)
+
+
+@inlined
 def _match_fault(
     i: Integer,
     slot: Integer,
@@ -534,7 +540,7 @@ def _match_fault(
     found: Integer = -1
     link = np.int64(t.last_read[slot])
     while link != 0:
-        number = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32)
+        number = _number_of(link, count)
         at = number - held.first[0]
         read_ticks = np.int64(held.time[at]) if at >= 0 else oldest
         if at < 0 or held.record[at] < count[SETTLED] or (found >= 0 and read_ticks < oldest):
@@ -578,13 +584,13 @@ def _match_fault(
 def _before_another(
     time: Integer, near: Integer, held: _Held, count: I64, config: _Config
 ) -> Integer:
-    """The miss of a slot before `near`, which is nearer to its event than any ever was, or that.
+    """The miss of a slot before `near`, which is too near to its event to have brought it.
 
-    Not where a store came between them, or much time.
+    It is `near` all the same where a store came between them, or much time.
     """
     at: Integer = near
     while held.previous[at]:
-        number = count[N_HELD] - ((count[N_HELD] + 1 - np.int64(held.previous[at])) & _U32)
+        number = _number_of(held.previous[at], count)
         at = number - held.first[0]
         if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
             break
@@ -615,7 +621,7 @@ def _beside_a_fault(
     at: Integer = found
     link = np.int64(t.last_read[slot])
     while link != 0:
-        later = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32) - held.first[0]
+        later = _number_of(link, count) - held.first[0]
         if held.stored[later]:
             return found
         if later == found:
@@ -623,7 +629,7 @@ def _beside_a_fault(
         link = np.int64(held.previous[later])
     faulted = False
     while held.previous[at]:
-        number = count[N_HELD] - ((count[N_HELD] + 1 - np.int64(held.previous[at])) & _U32)
+        number = _number_of(held.previous[at], count)
         at = number - held.first[0]
         if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
             break
@@ -658,7 +664,7 @@ def _stored_near(
     nearest = np.int64(1) << 62
     link = np.int64(t.last_read[slot])
     while link != 0:
-        number = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32)
+        number = _number_of(link, count)
         at = number - held.first[0]
         if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
             break
@@ -741,7 +747,7 @@ def _retry_after(line: Integer, read_ticks: Integer, t: Tables, held: _Held, cou
     retry: Integer = LEAST_UNKNOWN
     link = np.int64(t.last_read[line])
     while link != 0:
-        at = count[N_HELD] - ((count[N_HELD] + 1 - link) & _U32) - held.first[0]
+        at = _number_of(link, count) - held.first[0]
         if at < 0 or np.int64(held.time[at]) <= read_ticks:
             break
         retry = np.int64(held.time[at]) - read_ticks
@@ -850,8 +856,7 @@ def _mark_stored(
 ) -> None:
     """A store to the line of entries at `slot`: it is behind the last read of that, if held."""
     if last_read[slot]:
-        behind = (count[N_HELD] + 1 - np.int64(last_read[slot])) & _U32
-        at = count[N_HELD] - behind - held_first[0]
+        at = _number_of(last_read[slot], count) - held_first[0]
         if at >= 0:
             held_stored[at] = True
 

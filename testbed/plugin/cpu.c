@@ -293,7 +293,8 @@ void cpu_region_access(struct cpu *cpu, uint64_t va, unsigned bytes, bool store,
 
 /*
  * QEMU's walk read all levels and found no page at @va. If the model's finds one, it went on from
- * an entry that has been cleared since: a CPU that still has that cached does not fault.
+ * an entry that has been cleared since: a CPU that still has that cached does not fault (SDM vol.
+ * 3A, section 4.10.3), and a fault drops it (section 4.10.4.1).
  */
 static void forget_cleared(struct cpu *cpu, uint64_t va)
 {

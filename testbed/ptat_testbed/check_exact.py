@@ -10,12 +10,7 @@ Each row records a program through the command line that users have, and asks th
 
 The board ``testbed-bar`` has no truth of ours; there each read must be explained by a walk.
 
-With several vCPUs the host may stop one between its walk and the fault's event for so long that the
-bus does not tell whose walk it was (docs/theory.md). Where the truth shows that this is all that is
-wrong, the row is recorded once more, and then must be exact.
-
-Ends with one JSON line: ``{"rows": [{"name", "misses", "exact", "lost", …}]}``; ``swapped``: pairs
-of labels for which a row was recorded again.
+Ends with one JSON line: ``{"rows": [{"name", "misses", "exact", "lost", …}]}``.
 """
 
 from __future__ import annotations
@@ -327,47 +322,22 @@ def _meant(word: str, size: str, work: Path) -> str:
     return word
 
 
-def only_swapped(verdict: dict[str, Any]) -> bool:
-    """Whether all that is wrong are labels of walks of one page by two CPUs, each the other's."""
-    pairs = verdict["swapped"]
-    return (
-        pairs > 0
-        and verdict["missing"] == verdict["extra"] == pairs
-        and verdict["fault_label_errors"] == 2 * pairs
-        and not (verdict["wrong_page"] or verdict["unexplained"] or verdict["lost"])
-    )
-
-
-def _first_of(session: Path) -> Path:
-    """Where the first of two recordings is kept."""
-    return session.with_name(f"{session.name}.swapped")
-
-
-def _record(session: Path, options: Sequence[str], argv: Sequence[str]) -> tuple[Run, Any]:
-    """Record and validate; what ``ptat validate`` prints."""
-    recorded = _ptat("record", "--output", str(session), *options, "--", *argv)
-    if recorded.returncode != 0:
-        raise Wrong(f"ptat record: exit {recorded.returncode}: {recorded.stderr.strip()}")
-    validated = _ptat("validate", str(session), "--json")
-    try:
-        return Run(session, recorded.stdout), json.loads(validated.stdout)
-    except json.JSONDecodeError:
-        raise Wrong(f"ptat validate: {validated.stderr.strip()}") from None
-
-
 def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
     """Record and validate one row; what is wrong is under ``error``."""
     chosen = row.sizes[size == "full"] if row.sizes else ""
     argv = [_meant(word, chosen, work) for word in row.argv]
     session = work / row.name
     start = time.monotonic()
+    recorded = _ptat("record", "--output", str(session), *row.options, "--", *argv)
     result: dict[str, Any] = {"name": row.name, "misses": None, "exact": False, "lost": None}
     try:
-        run, verdict = _record(session, row.options, argv)
-        if only_swapped(verdict):
-            result["swapped"] = verdict["swapped"]
-            session.rename(_first_of(session))
-            run, verdict = _record(session, row.options, argv)
+        if recorded.returncode != 0:
+            raise Wrong(f"ptat record: exit {recorded.returncode}: {recorded.stderr.strip()}")
+        validated = _ptat("validate", str(session), "--json")
+        try:
+            verdict = json.loads(validated.stdout)
+        except json.JSONDecodeError:
+            raise Wrong(f"ptat validate: {validated.stderr.strip()}") from None
         result |= {
             "misses": verdict["trace_misses"],
             "exact": verdict["exact"],
@@ -382,6 +352,7 @@ def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
         if not right or verdict["lost"]:
             short = {name: value for name, value in verdict.items() if name != "compared"}
             raise Wrong(f"not exact: {json.dumps(short)}")
+        run = Run(session, recorded.stdout)
         quiet_region(run, row.has_truth)
         if row.oracle:
             row.oracle(run)
@@ -412,8 +383,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             result = check_row(row, arguments.size, work)
             results.append(result)
             verdict = result.get("error") or "exact"
-            if "swapped" in result:
-                verdict += f" (recorded twice: {result['swapped']} pairs of labels in doubt)"
             print(
                 f"{row.name:20} {result['misses'] or 0:>10} misses  "
                 f"{result['seconds']:6.1f} s  {verdict}",
@@ -422,7 +391,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             if arguments.keep is None:
                 shutil.rmtree(work / row.name, ignore_errors=True)
-                shutil.rmtree(_first_of(work / row.name), ignore_errors=True)
     finally:
         if arguments.keep is None:
             shutil.rmtree(work, ignore_errors=True)
