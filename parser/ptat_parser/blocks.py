@@ -170,10 +170,11 @@ class BlockWriter:
         self._words.clear()
 
     def _advance(self, time_ticks: int, delta_max: int) -> int:
-        if len(self._words) > wire.BLOCK_RECORDS_MAX - 2:  # room for a TIME record too
-            self.flush()
         if time_ticks < self._time_ticks:
             raise ValueError(f"time runs backwards: {time_ticks} after {self._time_ticks}")
+        records = 1 + (time_ticks - self._time_ticks > delta_max)  # a TIME record, too
+        if len(self._words) + records > wire.BLOCK_RECORDS_MAX:
+            self.flush()
         if not self._words:
             self._block_time_ticks = self._time_ticks = time_ticks
         delta = time_ticks - self._time_ticks
