@@ -45,6 +45,9 @@ END_OF_TIME = 4 * COUNTER_TICKS
 STORES_REMEMBERED = 1 << 23
 """Of so many stores a reader remembers position, time and address, 12 bytes each."""
 
+STORES_AT_ONCE = 1 << 20
+"""More of a part are not given at once: 24 bytes each."""
+
 CHUNK_BLOCKS = 256
 """Blocks decoded at a time: 2 MiB. With fewer, what Python does for each chunk takes longer."""
 
@@ -362,6 +365,12 @@ NO_STORES: Stores = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, n
 _NONE_REMEMBERED = RememberedStores(NO_STORES)
 
 
+def joined(parts: Sequence[Stores]) -> Stores:
+    """Stores, one after the other."""
+    position, ticks, address = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return position, ticks, address
+
+
 class Seen(NamedTuple):
     """What is in some chunks besides reads; positions are from the first of them on.
 
@@ -421,8 +430,11 @@ class Foretold(Protocol):
     def seen(self) -> Iterator[Seen]:
         """What is in all of it."""
 
-    def stores(self, chunk: int) -> Stores:
-        """Those of a chunk."""
+    def stores(self, first: int, end: int) -> Stores:
+        """Those of the chunks ``first … end``, positions from the first of them on."""
+
+    def count_stores(self, first: int, end: int) -> int:
+        """How many these are."""
 
 
 @dataclass
@@ -453,7 +465,7 @@ class Known:
     def recall(self, chunk: int) -> RememberedStores | None:
         """A chunk's stores, if they are remembered, or can be told again."""
         if self.foretold:
-            return RememberedStores(self.foretold.stores(chunk))
+            return RememberedStores(self.foretold.stores(chunk, chunk + 1))
         return self.stored[chunk]
 
     def extend(self, after: Known) -> None:
@@ -574,6 +586,34 @@ class BusReader:
             part.since_ticks = since_ticks
             return part
         return self
+
+    def stores(self) -> Stores | None:
+        """Positions, times and addresses of all writes, if they are remembered and not too many.
+
+        Only where there are accesses and nothing else.
+        """
+        if not self.known:
+            return None
+        first = (self._first - self.known.first) // self.chunk_blocks
+        end = first - (-self.blocks // self.chunk_blocks)
+        if OTHERS in self.known.holds[first:end]:
+            return None
+        if foretold := self.known.foretold:
+            few = foretold.count_stores(first, end) <= STORES_AT_ONCE
+            return foretold.stores(first, end) if few else None
+        parts, count = [NO_STORES], 0
+        for chunk in range(first, end):
+            if self.known.holds[chunk] == WRITES:
+                remembered = self.known.stored[chunk]
+                if not remembered:
+                    return None
+                position, ticks, address = remembered.stores()
+                count += position.size
+                if count > STORES_AT_ONCE:
+                    return None
+                start = (chunk - first) * self.chunk_blocks * wire.BLOCK_RECORDS_MAX
+                parts.append((position + start, ticks, address))
+        return joined(parts)
 
     def read(self, first: int, words: U64) -> None:
         """Fill `words`, shape ``(blocks, 1024)``, with the blocks from `first` on."""

@@ -37,6 +37,7 @@ from ptat_parser.blocks import (
     PlainChunk,
     Seen,
     Stores,
+    joined,
     lost_and_marks,
     pieces_in,
     rows_of,
@@ -281,18 +282,24 @@ class Outline:
         for group in range(len(self._groups)):
             yield self._seen(group)
 
-    def stores(self, chunk: int) -> Stores:
-        """Those of a chunk."""
-        if not self.chunks["stores"][chunk]:
-            return NO_STORES
-        group = int(self._ends.searchsorted(chunk, side="right"))
-        if not self._held or self._held[0] != group:
-            self._held = group, self._seen(group)
-        position, ticks, address = self._held[1].stores
-        start = self._start[self._firsts[group]]
-        first, end = position.searchsorted(self._start[chunk : chunk + 2] - start)
-        here = slice(first, end)
-        return position[here] - (self._start[chunk] - start), ticks[here], address[here]
+    def stores(self, first: int, end: int) -> Stores:
+        """Those of the chunks ``first … end``, positions from the first of them on."""
+        parts = [NO_STORES]
+        if self.count_stores(first, end):
+            begins = self._start[first]
+            groups = self._ends.searchsorted([first, end - 1], side="right").tolist()
+            for group in range(groups[0], groups[1] + 1):
+                if not self._held or self._held[0] != group:
+                    self._held = group, self._seen(group)
+                position, ticks, address = self._held[1].stores
+                start = self._start[self._firsts[group]]
+                here = slice(*position.searchsorted(self._start[[first, end]] - start))
+                parts.append((position[here] + (start - begins), ticks[here], address[here]))
+        return joined(parts)
+
+    def count_stores(self, first: int, end: int) -> int:
+        """How many these are."""
+        return int(self.chunks["stores"][first:end].sum(dtype=np.int64))
 
     def differs(self, reader: BusReader) -> int | None:
         """The first of some blocks that are not what is told here, if there are any.

@@ -53,6 +53,7 @@ from ptat_parser.blocks import (
     WORD_TIME,
     WRITE_BIT,
     AnyChunk,
+    BusReader,
     Chunk,
     PlainChunk,
     chunks_of,
@@ -382,6 +383,30 @@ def _table_line(
         return -1
     parent = parent_slots[frames[page]]
     return -1 if parent < 0 else parent & -config.line
+
+
+@jit
+def _store_all(
+    address: U64,
+    start: Integer,
+    end: Integer,
+    base: Integer,
+    size: Integer,
+    marker_bytes: Integer,
+    frames: npt.NDArray[np.int32],
+    store_levels: U8,
+    state: U8,
+    pending: U8,
+    mapped: U8,
+) -> None:
+    """What the stores ``start … end`` do, each to an entry of its own."""
+    for i in range(start, end):
+        offset = address[i] - base
+        if marker_bytes <= offset < size:
+            page = np.int64(offset >> _PAGE_SHIFT)
+            slot = np.int64(frames[page]) * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES
+            if slot >= 0:
+                _store(store_levels[page], slot, 1, state, pending, mapped)
 
 
 @inlined
@@ -1321,8 +1346,42 @@ class Replayer:
 
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
-        config = self._config._replace(faults=False, skips=True)
-        self._run(reader, span, _NO_RECORDS, config, no_progress)
+        whole = self._stores_and_steps(reader, span)
+        config = self._config
+        if whole is None:
+            config = config._replace(faults=False, skips=True)
+            self._run(reader, span, _NO_RECORDS, config, no_progress)
+            return
+        address, steps = whole
+        start = 0
+        for end, event in steps:
+            t = self.rpt.tables
+            _store_all(
+                address, start, end, config.base, config.size, config.marker_bytes,
+                t.frame, t.store_level, t.state, t.pending, t.mapped,
+            )  # fmt: skip
+            start = end
+            if event != NOTHING:
+                self.rpt.apply(self._events[event], self._marker_ticks[event])
+
+    def _stores_and_steps(
+        self, reader: Reader, span: Span
+    ) -> tuple[U64, list[tuple[int, int]]] | None:
+        """Addresses of the stores of a span, and table events, each before so many of them.
+
+        None where there is more than these: losses, lines of entries, chunks that must be read.
+        """
+        ends_whole = span.end_ticks is not None or self._stopped
+        stores = None
+        if self._config.line == 1 and self._schedule.is_placed and ends_whole:
+            stores = reader.stores() if isinstance(reader, BusReader) else None
+        if stores is None:
+            return None
+        position, _, address = stores
+        steps = self._schedule.until(span.first_access + reader.blocks * BLOCK_RECORDS_MAX)
+        places = position.searchsorted([at - span.first_access for at, _ in steps]).tolist()
+        events = [event for _, event in steps]
+        return address, [*zip(places, events, strict=True), (address.size, NOTHING)]
 
     def run(
         self,

@@ -64,13 +64,19 @@ class Schedule:
         )
         steps += [(position, LOSS) for position in positions if position < size]
         self.lost = positions[-1:] == [size]
-        end = bisect_left(self._position, first + size, lo=self._next_placed)
-        if end > self._next_placed:
-            here = slice(self._next_placed, end)
-            at_position = [position - first for position in self._position[here]]
-            steps += zip(at_position, self._placed[here], strict=True)
-            self._next_placed = end
+        steps += [(position - first, event) for position, event in self.until(first + size)]
         return sorted(steps, key=lambda step: step[0])
+
+    @property
+    def is_placed(self) -> bool:
+        """Nothing was lost, and each event has its marker."""
+        return not (self.lost or self._late or self._losses)
+
+    def until(self, end: int) -> list[tuple[int, int]]:
+        """Position and event of the next ones that are before an access."""
+        here = slice(self._next_placed, bisect_left(self._position, end, lo=self._next_placed))
+        self._next_placed = here.stop
+        return list(zip(self._position[here], self._placed[here], strict=True))
 
     def rest(self, end_ticks: np.uint64) -> list[int]:
         """Events after the last access, before `end_ticks`."""

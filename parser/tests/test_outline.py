@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_blocks import encode
 from test_results import DAMAGES
-from test_spans import busy, busy_machine, digests
+from test_spans import Steady, busy, busy_machine, digests
 
 from capture_model import Model
 from ptat_parser import anchors, archive, blocks, outline, parse, spans, survey, wire
-from ptat_parser.blocks import BusReader
+from ptat_parser.blocks import BusReader, PlainChunk, Seen
 from ptat_parser.check import check
 from ptat_parser.errors import ParseError, PtatError
-from ptat_parser.session import Region
+from ptat_parser.session import Region, Session
 from ptat_parser.storage import Source
 
 
@@ -385,8 +385,35 @@ def test_its_stores_are_those_of_the_chunks(small):
     there = [chunk.stores() for chunk in BusReader(small / "bus.0.raw")]
     assert sum(position.size for position, *_ in there) > 3 * outline.GROUP_RECORDS
     for number in random.Random(1).sample(range(len(there)), len(there)):
-        for one, other in zip(found.stores(number), there[number], strict=True):
+        for one, other in zip(found.stores(number, number + 1), there[number], strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_stores_of_a_part(tmp_path, told):
+    """Where something else than accesses is there, they are not given."""
+    machine = busy_machine(kind=Steady)
+    at = len(machine.bus) // 2
+    machine.bus[at] = machine.bus[at][0], None, 1
+    path = outlined(machine.write(tmp_path / "s"))
+    reader = BusReader(path / "bus.0.raw")
+    if told:
+        assert outline.use(reader, Session(path).region)
+    chunks = list(BusReader(path / "bus.0.raw").chunks())
+    there = [Seen.of(chunk) for chunk in reader.chunks()]
+    plain = [isinstance(chunk, PlainChunk) for chunk in chunks]
+    choose = random.Random(2)
+    compared = 0
+    for _ in range(200):
+        first, end = sorted(choose.sample(range(len(there) + 1), 2))
+        part = reader.part(3 * first, min(3 * end, reader.blocks))
+        found = part.stores()
+        assert (found is not None) == all(plain[first:end])
+        if found:
+            compared += 1
+            for one, other in zip(found, Seen.joined(there[first:end]).stores, strict=True):
+                np.testing.assert_array_equal(one, other)
+    assert 20 < compared < 200
 
 
 def test_it_is_whole_or_not_there(session, monkeypatch):

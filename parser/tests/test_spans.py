@@ -2,6 +2,7 @@
 import copy
 import errno
 import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -22,7 +23,19 @@ from test_blocks import encode
 from test_time import within
 
 from capture_model import Model
-from ptat_parser import archive, blocks, kernel_log, parse, replay, results, spans, survey, wire
+from ptat_parser import (
+    archive,
+    blocks,
+    kernel_log,
+    outline,
+    parse,
+    replay,
+    results,
+    spans,
+    survey,
+    wire,
+)
+from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
 from ptat_parser.errors import ParseError, PtatError
 from ptat_parser.rpt import EPOCH_TICKS
@@ -38,11 +51,22 @@ def small_spans(monkeypatch):
     monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * 4096)
 
 
+class Steady(synthetic.Machine):
+    """Pauses so shortly that its stream has accesses only."""
+
+    def idle(self, ns: int) -> None:
+        super().idle(min(ns, 5_000_000))
+
+
 def busy_machine(
-    seed: int = 3, phases: int = 8, lossy: bool = False, **options
+    seed: int = 3,
+    phases: int = 8,
+    lossy: bool = False,
+    kind: type[synthetic.Machine] = synthetic.Machine,
+    **options,
 ) -> synthetic.Machine:
     """A machine with pauses, in which its session can be cut."""
-    machine = synthetic.Machine(seed, region_pages=128, **options)
+    machine = kind(seed, region_pages=128, **options)
     machine.exec()
     for _ in range(phases):
         for _ in range(150):
@@ -192,15 +216,35 @@ def test_pages_count_what_is_written(
     reuse=st.booleans(),
     accesses=st.sampled_from([1500, 6000]),
     held_back=st.sampled_from([300, 1 << 17]),
+    kind=st.sampled_from([synthetic.Machine, Steady]),
+    outlined=st.booleans(),
 )
 def test_who_skips_spans_finds_the_same(
-    tmp_path_factory, seed, granularity, levels, entries, lossy, reuse, accesses, held_back
+    tmp_path_factory,
+    seed,
+    granularity,
+    levels,
+    entries,
+    lossy,
+    reuse,
+    accesses,
+    held_back,
+    kind,
+    outlined,
 ):
     """Spans by who replays all, by who skips some between, and each by itself."""
     machine = busy_machine(
-        seed, lossy=lossy, granularity=granularity, levels=levels, entries=entries, reuse=reuse
+        seed,
+        lossy=lossy,
+        kind=kind,
+        granularity=granularity,
+        levels=levels,
+        entries=entries,
+        reuse=reuse,
     )
     path = machine.write(tmp_path_factory.mktemp("spans") / "s")
+    if outlined:
+        outline.write(path / "bus.0.raw")
 
     def replay_with_help(workers, replayer, reader, cut, make_output, progress):
         """Two that skip by turns, and one that starts anew for each span that is left."""
@@ -235,6 +279,59 @@ def test_who_skips_spans_finds_the_same(
                 parse(path, counts_only=counts_only, workers=workers)
                 found.append(digests(path))
             assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("what", ["", "not stopped", "event lost", "forgotten", "too many"])
+@pytest.mark.parametrize("outlined", [False, True])
+def test_spans_of_accesses_only_are_skipped_without_their_chunks(
+    tmp_path, monkeypatch, what, outlined
+):
+    """If their stores are known, and nothing was lost; the tables are then as if replayed."""
+    machine = busy_machine(kind=Steady, reuse=True)
+    (log,) = machine.log
+    if what == "event lost":
+        fault = synthetic.EVENT_ID["ptat_fault"].to_bytes(2, "little")
+        log[[event.startswith(fault) for _, event in log].index(False, len(log) // 2)] = 1, None
+    elif what == "not stopped":
+        log.pop()
+    path = machine.write(tmp_path / "s")
+    if what == "forgotten":
+        monkeypatch.setattr(blocks, "STORES_REMEMBERED", 0)
+    elif what == "too many":
+        monkeypatch.setattr(blocks, "STORES_AT_ONCE", 10)
+    elif what == "not stopped":  # a block of reads, and the last event with its marker
+        os.truncate(path / "bus.0.raw", (path / "bus.0.raw").stat().st_size - wire.BLOCK_BYTES)
+        fields = json.loads((path / "session.json").read_text())
+        fields.update(complete=False, incomplete_reason="interrupted")
+        (path / "session.json").write_text(json.dumps(fields))
+    if outlined:
+        outline.write(path / "bus.0.raw")
+    read: list[BusReader] = []
+    chunks = BusReader.chunks
+    monkeypatch.setattr(BusReader, "chunks", lambda reader: read.append(reader) or chunks(reader))
+    without = []
+
+    def skip_and_replay(workers, replayer, reader, cut, *arguments):
+        other = copy.deepcopy(replayer)
+        for span in cut:
+            part = reader.part(span.first_block, span.end_block)
+            read.clear()
+            replayer.skip(part, span)
+            without.append(not read)
+            other.run(part, span, None)
+            for name in ("state", "pending", "mapped", "level", "range_of_frame"):
+                one, another = (getattr(r.rpt.tables, name) for r in (replayer, other))
+                np.testing.assert_array_equal(one, another, name)
+        return by_processes(workers, other, reader, cut[:0], *arguments)
+
+    by_processes = spans.replay_in_processes
+    monkeypatch.setattr(spans, "replay_in_processes", skip_and_replay)
+    parse(path, workers=2)
+    first, *between, last = without  # they have the marks START and STOP, or lack the latter
+    assert len(between) > 2
+    assert (first, last) == (False, False)
+    slow = {"event lost", "too many"} if outlined else {"event lost", "too many", "forgotten"}
+    assert set(between) == {what not in slow}
 
 
 def test_a_table_that_is_read_after_another_took_its_place(tmp_path):
