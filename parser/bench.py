@@ -18,6 +18,7 @@ per second, taken in a process of its own:
   where that was not done, so that the capture is read twice
 * counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
 * bound_workers: two of these at once, in processes that share nothing but the machine
+* archive: what ``ptat record`` leaves of the capture (``.ptb``); 25 million are 200 MB of capture
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
   a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
 
@@ -53,7 +54,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import blocks, kernel_log, outline, parse, quick, wire
+from ptat_parser import archive, blocks, kernel_log, outline, parse, quick, wire
 from ptat_parser.blocks import BusReader
 from ptat_parser.jit import Integer, jit
 from ptat_parser.parquet import Column, Writer
@@ -200,9 +201,23 @@ def bound_parquet(path: Path) -> int:
 
 def outlined(path: Path) -> int:
     """Write the capture's outline; return the number of accesses."""
-    bus = path / "bus.0.raw"
-    outline.write(bus)
-    return int(outline.Outline(outline.path_of(bus)).chunks["accesses"].sum(dtype=np.int64))
+    outline.write(path / "bus.0.raw")
+    return _accesses(path)
+
+
+def _accesses(path: Path) -> int:
+    chunks = outline.Outline(outline.path_of(path / "bus.0.raw")).chunks
+    return int(chunks["accesses"].sum(dtype=np.int64))
+
+
+def _archive_of(path: Path) -> Path:
+    return path / "bench.ptb"
+
+
+def archived(path: Path) -> int:
+    """Archive the capture; return the number of accesses."""
+    archive.pack(path / "bus.0.raw", _archive_of(path))
+    return _accesses(path)
 
 
 def without_outline(path: Path) -> int:
@@ -375,6 +390,7 @@ def measure(what: str, path: Path) -> dict[str, Any]:
             "bound_parquet": bound_parquet,
             "outline": outlined,
             "without_outline": without_outline,
+            "archive": archived,
             "counts_only": counts_only,
             "to_parquet": to_parquet,
             "bound_workers": bound_workers,
@@ -387,6 +403,9 @@ def measure(what: str, path: Path) -> dict[str, Any]:
         if what == "to_parquet":
             files = list((path / "results" / "misses").iterdir())
             figures["bytes"] = sum(file.stat().st_size for file in files)
+        elif what == "archive":
+            figures["bytes"] = _archive_of(path).stat().st_size
+            _archive_of(path).unlink()
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if what == "workers_2":
         shutil.rmtree(path / "results")
@@ -446,6 +465,7 @@ FIGURES = (
     "to_parquet",
     "bound_workers",
     "workers_2",
+    "archive",
     "duckdb",
     "polars",
     "numpy",
@@ -477,6 +497,9 @@ def run(path: Path, small: Path) -> dict[str, Any]:
     return {
         **{what: found[what]["records_per_s"] for what in found},
         "bytes_per_record": round(found["to_parquet"]["bytes"] / summary["totals"]["misses"], 2),
+        "archive_bytes_per_record": round(
+            found["archive"]["bytes"] / summary["totals"]["accesses"], 2
+        ),
         "peak_mib": max(found[what]["peak_mib"] for what in ("counts_only", "to_parquet")),
         "records": summary["totals"]["accesses"],
         "misses": summary["totals"]["misses"],
