@@ -14,11 +14,11 @@ per second, taken in a process of its own:
 * bound_counts: the parser's inner loop with what an exact answer cannot do without: counts, and
   the times of the first and last read of each page; no check, no table event, no clock
 * bound_parquet: the same, and each read's time and page, written as Parquet
+* archive: what ``ptat record`` leaves of the capture (``.ptb``); 25 million are 200 MB of capture
 * outline: what ``ptat record`` writes beside the capture at its end; without_outline: counts_only
   where that was not done, so that the capture is read twice
 * counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
 * bound_workers: two of these at once, in processes that share nothing but the machine
-* archive: what ``ptat record`` leaves of the capture (``.ptb``); 25 million are 200 MB of capture
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
   a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
 
@@ -199,12 +199,6 @@ def bound_parquet(path: Path) -> int:
     return _bound_exactly(path, keep=True)
 
 
-def outlined(path: Path) -> int:
-    """Write the capture's outline; return the number of accesses."""
-    outline.write(path / "bus.0.raw")
-    return _accesses(path)
-
-
 def _accesses(path: Path) -> int:
     chunks = outline.Outline(outline.path_of(path / "bus.0.raw")).chunks
     return int(chunks["accesses"].sum(dtype=np.int64))
@@ -217,6 +211,12 @@ def _archive_of(path: Path) -> Path:
 def archived(path: Path) -> int:
     """Archive the capture; return the number of accesses."""
     archive.pack(path / "bus.0.raw", _archive_of(path))
+    return _accesses(path)
+
+
+def outlined(path: Path) -> int:
+    """Write the capture's outline; return the number of accesses."""
+    outline.write(path / "bus.0.raw")
     return _accesses(path)
 
 
@@ -388,9 +388,9 @@ def measure(what: str, path: Path) -> dict[str, Any]:
             "bound": bound,
             "bound_counts": bound_counts,
             "bound_parquet": bound_parquet,
+            "archive": archived,
             "outline": outlined,
             "without_outline": without_outline,
-            "archive": archived,
             "counts_only": counts_only,
             "to_parquet": to_parquet,
             "bound_workers": bound_workers,
@@ -457,6 +457,7 @@ FIGURES = (
     "streaming",
     "streaming_aligned",
     "bound",
+    "archive",
     "outline",
     "without_outline",
     "bound_counts",
@@ -465,7 +466,6 @@ FIGURES = (
     "to_parquet",
     "bound_workers",
     "workers_2",
-    "archive",
     "duckdb",
     "polars",
     "numpy",

@@ -18,6 +18,7 @@ def test_bench_explains_what_it_made():
     for name in (
         "streaming",
         "streaming_aligned",
+        "archive",
         "outline",
         "without_outline",
         "bound_counts",
@@ -31,3 +32,4 @@ def test_bench_explains_what_it_made():
     ):
         assert figures[name] > 0
     assert 1 < figures["bytes_per_record"] < 8
+    assert 1 < figures["archive_bytes_per_record"] < 8
