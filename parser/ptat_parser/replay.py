@@ -1369,11 +1369,11 @@ class Replayer:
     ) -> tuple[U64, list[tuple[int, int]]] | None:
         """Addresses of the stores of a span, and table events, each before so many of them.
 
-        None where there is more than these: losses, lines of entries, chunks that must be read.
+        None where there may be more than these: losses, lines of entries, the capture's end.
         """
-        ends_whole = span.end_ticks is not None or self._stopped
         stores = None
-        if self._config.line == 1 and self._schedule.is_placed and ends_whole:
+        is_last = span.end_ticks is None
+        if self._config.line == 1 and self._schedule.is_placed and not is_last:
             stores = reader.stores() if isinstance(reader, BusReader) else None
         if stores is None:
             return None
