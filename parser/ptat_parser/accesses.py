@@ -305,7 +305,7 @@ def _of_drmemtrace(stream: _Stream, accesses: Accesses, session: Session | None)
         entries = np.frombuffer(data, DRMEMTRACE)
         of_process = np.flatnonzero(entries["type"] == _PID)
         for part in np.split(entries, of_process):
-            if part["type"][:1] == _PID:
+            if part.size and part["type"][0] == _PID:
                 space = np.uint64(number(int(part["addr"][0])) << SPACE_SHIFT)
             bundles = part["type"] == _BUNDLE
             batch = _empty(part.size + 7 * int(np.count_nonzero(bundles)))

@@ -194,6 +194,17 @@ def test_drmemtrace(tmp_path):
     ]
 
 
+def test_drmemtrace_may_name_the_process_first(tmp_path, monkeypatch):
+    """As the trace, or what is read of it at a time, begins."""
+    data = entries((24, 0, 7), (0, 8, 0x1000), (24, 0, 8), (0, 8, 0x1000))
+    for read_bytes in (len(data), len(data) // 2):
+        monkeypatch.setattr(accesses, "READ_BYTES", read_bytes)
+        assert read(tmp_path, data)[0] == [
+            (Kind.READ, 0x1000, 8),
+            (Kind.READ, 0x1000 | 1 << 48, 8),
+        ]
+
+
 def test_drmemtrace_bundles_go_on_where_the_instruction_before_ended(tmp_path):
     data = entries((10, 3, 0x1000), (17, 3, 0x020504), (17, 1, 0x01))
     assert read(tmp_path, data)[0] == [
