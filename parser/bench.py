@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """How fast is the parser? Everything on one capture, side by side; ends with one line of JSON.
 
-    python parser/bench.py [--records N] [--granularity G] [--keep DIR]
+    python parser/bench.py [--records N] [--granularity G] [--keep DIR] | --session DIR
 
-The capture is `capture_model`'s, with its outline, read from the page cache. Each figure is records
-per second, taken in a process of its own:
+The capture is `capture_model`'s, or that of a recorded session, without the joins then. It has an
+outline, and is read from the page cache. Each figure is records per second, taken in a process of
+its own:
 
 * streaming: a plain sum of the capture's words, as one writes it with numpy
 * streaming_aligned: the same, into memory that begins with a page, where some CPUs copy faster: the
@@ -27,7 +28,8 @@ the time that passes; but bound_workers and workers_2, ``ptat parse --workers 2`
 latter. `elapsed_s` has that of all. The counts of all must be the same. `start_s` is how long a
 Python takes from its start to the results of a capture of 100,000 records, when what numba compiles
 is in its cache. `peak_mib` is the most memory of one process, of workers_2 that of all together,
-what they share counted once.
+what they share counted once. `ratios` are those that have aims: counts of a plain sum, two workers
+of one; and, for comparison, two workers of two that share nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -251,10 +253,15 @@ def _two_processes() -> multiprocessing.pool.Pool:
     return multiprocessing.get_context("spawn").Pool(2)
 
 
+def _link_all(path: Path, copy: Path) -> None:
+    """A session once more, without results."""
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns("results"), copy_function=os.link)
+
+
 def bound_workers(path: Path) -> int:
     """Parse the session and a copy of it at once; return the number of accesses of both."""
     copy = path.with_name(f"{path.name}-copy")
-    shutil.copytree(path, copy, ignore=shutil.ignore_patterns("results"), copy_function=os.link)
+    _link_all(path, copy)
     try:
         return sum(_two_processes().map(to_parquet, [path, copy], chunksize=1))
     finally:
@@ -374,7 +381,7 @@ def measure(what: str, path: Path) -> dict[str, Any]:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.environ["POLARS_MAX_THREADS"] = "1"
     figures: dict[str, Any] = {}
-    if what in ("numpy", "duckdb", "polars"):
+    if what in JOINS:
         reads, tables = reads_and_tables(path)
         join = {"numpy": with_numpy, "duckdb": with_duckdb, "polars": with_polars}[what]
         cpu, elapsed, counts = timed(lambda: join(reads, tables))
@@ -453,6 +460,8 @@ def _share_kib(pid: int) -> int:
     return 0
 
 
+JOINS = ("duckdb", "polars", "numpy")
+
 FIGURES = (
     "streaming",
     "streaming_aligned",
@@ -466,9 +475,6 @@ FIGURES = (
     "to_parquet",
     "bound_workers",
     "workers_2",
-    "duckdb",
-    "polars",
-    "numpy",
 )
 
 
@@ -480,22 +486,29 @@ def start_s(small: Path) -> float:
     return round(elapsed, 2)
 
 
-def run(path: Path, small: Path) -> dict[str, Any]:
+def run(path: Path, small: Path, joins: Sequence[str]) -> dict[str, Any]:
     """All figures of a session; `small` is one that is parsed in no time."""
     found: dict[str, dict[str, Any]] = {}
-    for what in FIGURES:
+    for what in (*FIGURES, *joins):
         command = [sys.executable, __file__, "--measure", what, str(path)]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         found[what] = json.loads(output)
         print(f"{what:12} {json.dumps(found[what])}", file=sys.stderr)
-    digests = {found[what]["digest"] for what in ("duckdb", "polars", "numpy")}
-    if len(digests) != 1:
+    digests = {found[what]["digest"] for what in joins}
+    if len(digests) > 1:
         raise SystemExit(f"the joins disagree: {digests}")
     summary = json.loads((path / "results" / "summary.json").read_bytes())
     if summary["lost"] or summary["unexplained"]["reads"]:
         raise SystemExit("the capture is not explained")
+    speeds = {what: found[what]["records_per_s"] for what in found}
+    ratios = {
+        "counts_of_streaming": speeds["counts_only"] / speeds["streaming"],
+        "workers_of_one": speeds["workers_2"] / speeds["to_parquet"],
+        "workers_of_bound": speeds["workers_2"] / speeds["bound_workers"],
+    }
     return {
-        **{what: found[what]["records_per_s"] for what in found},
+        **speeds,
+        "ratios": {name: round(ratio, 2) for name, ratio in ratios.items()},
         "bytes_per_record": round(found["to_parquet"]["bytes"] / summary["totals"]["misses"], 2),
         "archive_bytes_per_record": round(
             found["archive"]["bytes"] / summary["totals"]["accesses"], 2
@@ -516,16 +529,23 @@ def main() -> None:
     parser.add_argument("--granularity", type=int, default=8, help="bytes; default: 8")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     parser.add_argument("--keep", type=Path, help="make the session here, or use what is here")
+    parser.add_argument("--session", type=Path, help="measure this one, recorded with --no-archive")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         print(json.dumps(measure(arguments.measure[0], Path(arguments.measure[1]))))
         return
+    recorded: Path | None = arguments.session
+    if recorded and not (recorded / "bus.0.raw").is_file():
+        parser.error(f"{recorded} has no bus.0.raw: record it with --no-archive")
     from capture_model import Model
 
-    with tempfile.TemporaryDirectory(prefix="ptat-bench-") as directory:
+    beside = recorded.parent if recorded else None
+    with tempfile.TemporaryDirectory(prefix="ptat-bench-", dir=beside) as directory:
         path = arguments.keep or Path(directory) / "session"
-        if not (path / "session.json").exists():
+        if recorded:
+            _link_all(recorded, path)
+        elif not (path / "session.json").exists():
             Model(
                 arguments.records,
                 pages=arguments.pages,
@@ -535,7 +555,7 @@ def main() -> None:
         small = Model(100_000, seed=arguments.seed).write(Path(directory) / "small")
         for session in (path, small):
             outline.write(session / "bus.0.raw")
-        print(json.dumps(run(path, small)))
+        print(json.dumps(run(path, small, () if recorded else JOINS)))
 
 
 if __name__ == "__main__":

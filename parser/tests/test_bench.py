@@ -4,13 +4,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from capture_model import Model
+
 BENCH = Path(__file__).parent.parent / "bench.py"
+
+
+def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, BENCH, *arguments], capture_output=True, text=True)
 
 
 def test_bench_explains_what_it_made():
     """The parser's counts, and the joins' among each other, are checked by the bench itself."""
-    command = [sys.executable, BENCH, "--records", "300000", "--pages", "4000"]
-    output = subprocess.run(command, capture_output=True, text=True)
+    output = bench("--records", "300000", "--pages", "4000")
     assert output.returncode == 0, output.stderr
     figures = json.loads(output.stdout.splitlines()[-1])
     # Twice in the run, 512 pages were touched again: a walk that faults and one that does not.
@@ -33,3 +40,21 @@ def test_bench_explains_what_it_made():
         assert figures[name] > 0
     assert 1 < figures["bytes_per_record"] < 8
     assert 1 < figures["archive_bytes_per_record"] < 8
+
+
+def test_a_session_is_measured_and_stays_as_it_is(tmp_path):
+    session = Model(100_000, pages=2000).write(tmp_path / "s")
+    there = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    output = bench("--session", session)
+    assert output.returncode == 0, output.stderr
+    figures = json.loads(output.stdout.splitlines()[-1])
+    assert figures["records"] > figures["misses"] > 100_000
+    assert figures["ratios"]["workers_of_one"] == pytest.approx(
+        figures["workers_2"] / figures["to_parquet"], abs=0.01
+    )
+    assert "numpy" not in figures
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == there
+    (session / "bus.0.raw").unlink()
+    output = bench("--session", session)
+    assert output.returncode == 2
+    assert "--no-archive" in output.stderr

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""How fast are we? The parser on a long capture, and what the plugin costs the guest.
+"""How fast are we? The parser on long captures, and what the plugin costs the guest.
+
+The parser gets a capture of a model (parser/capture_model.py), and two that are recorded here.
 
 For the plugin, the same program runs in the same guest with and without it, and with three plugins
 that do the least that any can: one is called for each access and does nothing, one keeps the
@@ -10,7 +12,8 @@ itself measures inside the guest, so that booting is left out.
 With one vCPU the plugin's model runs beside it: ratios hold for a host with a second CPU free,
 which `host_load` (the load average, of which ours is about 2) lets a reader judge.
 
-Ends with one JSON line: ``{"parser": {…}, "plugin_cost": {"gups-64m": {…}, …}}``.
+Ends with one JSON line: ``{"parser": {"model": {…}, "gups": {…}, …}, "plugin_cost": {"gups-64m":
+{…}, …}}``.
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ PROGRAMS = {
         " print(f'seconds={time.perf_counter() - start}')",
     ),
 }
+RECORDED = {"gups": "8", "gups-64-byte-bus": "64"}
+"""Granularity of the captures that are recorded for the parser."""
+
 FLOOR = {"called": "", "kept": ",keep=on", "looked_up": ",look=on"}
 MODES = ("plain", *FLOOR, "plugin")
 """Without a plugin, with those that do next to nothing, and with ours."""
@@ -101,9 +107,24 @@ def compare(argv: Sequence[str], runs: int) -> dict[str, Any]:
     }
 
 
-def parser_speed(records: int) -> dict[str, Any]:
-    """What parser/bench.py measures."""
-    command = [sys.executable, str(build.SOURCES / "parser/bench.py"), "--records", str(records)]
+def parser_speeds(records: int, updates: str) -> dict[str, dict[str, Any]]:
+    """What parser/bench.py measures of a model's capture, and of a program's."""
+    found = {"model": _parser_speed("--records", str(records))}
+    for name, granularity in RECORDED.items():
+        with tempfile.TemporaryDirectory(prefix="ptat-bench.") as directory:
+            session = f"{directory}/{name}"
+            command = [
+                *(sys.executable, "-m", "ptat_host.cli", "record", "--output", session),
+                *("--no-archive", "--granularity", granularity, "--memory", "3G", "--"),
+                *("gups", "--bytes", "1G", "--updates", updates),
+            ]
+            subprocess.run(command, stdout=sys.stderr, check=True)
+            found[name] = _parser_speed("--session", session)
+    return found
+
+
+def _parser_speed(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(build.SOURCES / "parser/bench.py"), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return measured
@@ -116,13 +137,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--records", type=int, default=100_000_000, help="for the parser (default: 100 million)"
     )
+    parser.add_argument("--updates", default="16M", help="of gups, for the parser (default: 16M)")
     parser.add_argument("--once", choices=MODES, help="only run CMD in this mode")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD")
     arguments = parser.parse_args(argv)
     if arguments.once:
         return run_once(arguments.once, arguments.command)
-    speed = parser_speed(arguments.records)
-    print(f"parser        {json.dumps(speed)}", file=sys.stderr)
+    speeds = parser_speeds(arguments.records, arguments.updates)
+    for name, speed in speeds.items():
+        print(f"parser, {name}: {json.dumps(speed)}", file=sys.stderr)
     cost = {}
     for name, command in PROGRAMS.items():
         cost[name] = compare(command, arguments.runs)
@@ -132,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f" looks them up {cost[name]['looked_up_ratio']}",
             file=sys.stderr,
         )
-    print(json.dumps({"parser": speed, "plugin_cost": cost}))
+    print(json.dumps({"parser": speeds, "plugin_cost": cost}))
     return 0
 
 
