@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """How fast is the parser? Everything on one capture, side by side; ends with one line of JSON.
 
-    python parser/bench.py [--records N] [--granularity G] [--keep DIR] | --session DIR
+    python parser/bench.py [--records N] [--granularity G] [--keep DIR]
+    python parser/bench.py --session DIR
 
 The capture is `capture_model`'s, or that of a recorded session, without the joins then. It has an
 outline, and is read from the page cache. Each figure is records per second, taken in a process of
@@ -536,6 +537,10 @@ def main() -> None:
         print(json.dumps(measure(arguments.measure[0], Path(arguments.measure[1]))))
         return
     recorded: Path | None = arguments.session
+    of_model = ("records", "pages", "granularity", "seed", "keep")
+    changed = [n for n in of_model if getattr(arguments, n) != parser.get_default(n)]
+    if recorded and changed:
+        parser.error(f"--{changed[0]} is of the model's capture, --session of a recorded one")
     if recorded and not (recorded / "bus.0.raw").is_file():
         parser.error(f"{recorded} has no bus.0.raw: record it with --no-archive")
     from capture_model import Model

@@ -365,7 +365,7 @@ NO_STORES: Stores = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, n
 _NONE_REMEMBERED = RememberedStores(NO_STORES)
 
 
-def joined(parts: Sequence[Stores]) -> Stores:
+def join_stores(parts: Sequence[Stores]) -> Stores:
     """Stores, one after the other."""
     position, ticks, address = (np.concatenate(column) for column in zip(*parts, strict=True))
     return position, ticks, address
@@ -397,20 +397,19 @@ class Seen(NamedTuple):
     def joined(parts: Sequence[Seen]) -> Seen:
         """One after the other."""
         firsts: list[tuple[int, int, int, bool] | None] = []
-        positions: list[npt.NDArray[np.int64]] = []
+        stores: list[Stores] = []
         lost: list[Lost] = []
         marks: list[MarkRecord] = []
         accesses = 0
         for part in parts:
             firsts += [first and (first[0] + accesses, *first[1:]) for first in part.firsts]
-            positions.append(part.stores[0] + accesses)
+            position, ticks, address = part.stores
+            stores.append((position + accesses, ticks, address))
             lost += [replace(each, position=each.position + accesses) for each in part.lost]
             marks += [replace(each, position=each.position + accesses) for each in part.marks]
             accesses += part.accesses
         last_ticks = max(part.last_ticks for part in parts)
-        ticks, address = (np.concatenate([part.stores[i] for part in parts]) for i in (1, 2))
-        stores = np.concatenate(positions), ticks, address
-        return Seen(accesses, firsts, last_ticks, stores, lost, marks)
+        return Seen(accesses, firsts, last_ticks, join_stores(stores), lost, marks)
 
 
 class Foretold(Protocol):
@@ -613,7 +612,7 @@ class BusReader:
                     return None
                 start = (chunk - first) * self.chunk_blocks * wire.BLOCK_RECORDS_MAX
                 parts.append((position + start, ticks, address))
-        return joined(parts)
+        return join_stores(parts)
 
     def read(self, first: int, words: U64) -> None:
         """Fill `words`, shape ``(blocks, 1024)``, with the blocks from `first` on."""

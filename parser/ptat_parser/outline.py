@@ -37,7 +37,7 @@ from ptat_parser.blocks import (
     PlainChunk,
     Seen,
     Stores,
-    joined,
+    join_stores,
     lost_and_marks,
     pieces_in,
     rows_of,
@@ -295,7 +295,7 @@ class Outline:
                 start = self._start[self._firsts[group]]
                 here = slice(*position.searchsorted(self._start[[first, end]] - start))
                 parts.append((position[here] + (start - begins), ticks[here], address[here]))
-        return joined(parts)
+        return join_stores(parts)
 
     def count_stores(self, first: int, end: int) -> int:
         """How many these are."""

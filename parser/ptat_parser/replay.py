@@ -338,10 +338,12 @@ _put_room, _room_in = keeping(
 
 
 @inlined
-def _entry_at(address: Integer, frames: npt.NDArray[np.int32], config: _Config) -> Integer:
+def _entry_at(
+    address: Integer, frames: npt.NDArray[np.int32], base: Integer, size: Integer
+) -> Integer:
     """Number of the entry at an address, or -1 where no table is."""
-    offset = address - config.base
-    if offset >= config.size:
+    offset = address - base
+    if offset >= size:
         return -1
     frame = np.int64(frames[np.int64(offset >> _PAGE_SHIFT)])
     if frame < 0:
@@ -392,7 +394,6 @@ def _store_all(
     end: Integer,
     base: Integer,
     size: Integer,
-    marker_bytes: Integer,
     frames: npt.NDArray[np.int32],
     store_levels: U8,
     state: U8,
@@ -401,12 +402,10 @@ def _store_all(
 ) -> None:
     """What the stores ``start … end`` do, each to an entry of its own."""
     for i in range(start, end):
-        offset = address[i] - base
-        if marker_bytes <= offset < size:
-            page = np.int64(offset >> _PAGE_SHIFT)
-            slot = np.int64(frames[page]) * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES
-            if slot >= 0:
-                _store(store_levels[page], slot, 1, state, pending, mapped)
+        entry = _entry_at(address[i], frames, base, size)
+        if entry >= 0:
+            level = store_levels[np.int64(address[i] - base >> _PAGE_SHIFT)]
+            _store(level, entry, 1, state, pending, mapped)
 
 
 @inlined
@@ -852,7 +851,7 @@ def _timed_until(
         if timed.kind[i] == kernel_log.FAULT:
             _fault(i, t, timed, count, config)
         else:
-            entry = _entry_at(timed.address[i], t.frame, config)
+            entry = _entry_at(timed.address[i], t.frame, config.base, config.size)
             if entry >= 0:
                 # A cleared entry may be read until the store that clears it.
                 t.mapped[entry] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
@@ -1009,7 +1008,7 @@ def _replay(
                 count[N_OUTPUT] = n_output
                 if faults and word & WRITE_BIT:
                     # An event that has waited for so long is to know of this store, too.
-                    entry = _entry_at(address, frames, config)
+                    entry = _entry_at(address, frames, base, size)
                     if entry >= 0:
                         _mark_stored(entry & -line, last_read, held_first, held_stored, count)
                 _timed_until(now, t, out, held, timed, pages, count, config)
@@ -1346,18 +1345,18 @@ class Replayer:
 
     def skip(self, reader: Reader, span: Span) -> None:
         """Go past a span, doing what its stores and table events do only."""
-        whole = self._stores_and_steps(reader, span)
-        config = self._config
-        if whole is None:
-            config = config._replace(faults=False, skips=True)
+        known = self._stores_and_steps(reader, span)
+        if known is None:
+            config = self._config._replace(faults=False, skips=True)
             self._run(reader, span, _NO_RECORDS, config, no_progress)
             return
-        address, steps = whole
+        address, steps = known
+        base, size = self._config.base, self._config.size
         start = 0
         for end, event in steps:
             t = self.rpt.tables
             _store_all(
-                address, start, end, config.base, config.size, config.marker_bytes,
+                address, start, end, base, size,
                 t.frame, t.store_level, t.state, t.pending, t.mapped,
             )  # fmt: skip
             start = end
@@ -1371,10 +1370,10 @@ class Replayer:
 
         None where there may be more than these: losses, lines of entries, the capture's end.
         """
-        stores = None
         is_last = span.end_ticks is None
-        if self._config.line == 1 and self._schedule.is_placed and not is_last:
-            stores = reader.stores() if isinstance(reader, BusReader) else None
+        if self._config.line > 1 or is_last or not self._schedule.is_placed:
+            return None
+        stores = reader.stores() if isinstance(reader, BusReader) else None
         if stores is None:
             return None
         position, _, address = stores

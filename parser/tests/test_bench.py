@@ -54,6 +54,9 @@ def test_a_session_is_measured_and_stays_as_it_is(tmp_path):
     )
     assert "numpy" not in figures
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == there
+    output = bench("--session", session, "--keep", tmp_path / "other")
+    assert output.returncode == 2
+    assert "--keep" in output.stderr
     (session / "bus.0.raw").unlink()
     output = bench("--session", session)
     assert output.returncode == 2

@@ -52,7 +52,7 @@ def small_spans(monkeypatch):
 
 
 class Steady(synthetic.Machine):
-    """Pauses so shortly that its stream has accesses only."""
+    """Pauses so briefly that its stream has accesses only."""
 
     def idle(self, ns: int) -> None:
         super().idle(min(ns, 5_000_000))
