@@ -131,13 +131,16 @@ def _count_exactly(
     row_of: U32,
     pages: I64,
     rows: Integer,
+    nothing: U8,
+    of_pmds: npt.NDArray[np.bool_],
+    watched: npt.NDArray[np.int32],
     keep: bool,
     times: U64,
     numbers: U32,
 ) -> tuple[Integer, Integer]:
     size, in_line = np.uint64(quick_slot.size * 512 - 512), np.uint64(511)
     slots = np.zeros(wire.BLOCK_RECORDS_MAX + quick.AHEAD, np.uint32)
-    no_time = np.empty(0, np.uint64)
+    no_time, no_pages = np.empty(0, np.uint64), np.empty(0, np.uint32)
     found: Integer = 0
     for block in words:
         records, now = block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK], block[blocks.WORD_TIME]
@@ -150,13 +153,14 @@ def _count_exactly(
                 continue
             began, before = i, now
             i, now, rows = quick.count_reads(
-                records, no_time, slots, began, records.size, now, 1, tally, epoch, state,
-                range_of_frame, row_of, pages, rows,
+                records, no_time, slots, began, records.size, now, 1, tally, epoch, no_pages,
+                False, of_pmds, state, nothing, nothing, range_of_frame, watched, row_of, pages,
+                rows,
             )  # fmt: skip
             if keep:
                 quick.put_reads(
-                    records, no_time, slots, began, i, before, 1, range_of_frame, times, numbers,
-                    found,
+                    records, no_time, slots, began, i, before, 1, no_pages, range_of_frame,
+                    times, numbers, found,
                 )  # fmt: skip
             found += i - began
     return found, rows
@@ -169,6 +173,8 @@ def _bound_exactly(path: Path, keep: bool) -> int:
     quick_slot[-1] = NO_SLOT
     tally, state = np.zeros(slots + 512, np.uint64), np.full(slots + 512, WRITTEN, np.uint8)
     range_of_frame = np.arange(-1, slots // 512, dtype=np.int32)
+    nothing = np.zeros(0, np.uint8)
+    of_pmds, watched = np.zeros(slots // 512 + 1, np.bool_), np.zeros(0, np.int32)
     row_of = np.zeros(slots, np.uint32)
     pages = np.zeros((slots + 1, quick.PAGE_COLUMNS), np.int64)
     words = blocks.room_for(blocks.READ_BLOCKS)
@@ -184,7 +190,8 @@ def _bound_exactly(path: Path, keep: bool) -> int:
                 epoch = epoch or held[0, wire.WORD_TIME]
                 found, rows = _count_exactly(
                     held, np.uint64(region.base // 8), quick_slot, tally, epoch, state,
-                    range_of_frame, row_of, pages, rows, keep, times, numbers,
+                    range_of_frame, row_of, pages, rows, nothing, of_pmds, watched, keep, times,
+                    numbers,
                 )  # fmt: skip
                 reads += found
                 if keep:

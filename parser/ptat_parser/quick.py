@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """What a replay does with nearly all accesses, and therefore quickly.
 
-These are reads of PTEs of which it is known, or plain to see, that they are misses. All that waits
+These are reads of entries of which it is known, or plain to see, what they are: misses, or reads of
+PMD entries that point to a table. All that waits
 for memory is a word with the number of a slot's reads and the time of the last. The slots are found
 beforehand, so that these words are on their way to a core's cache when they are needed; what is
 written of each read goes past its caches. A table's page that needs a closer look has `rpt.NO_SLOT`
@@ -21,11 +22,27 @@ from ptat_parser.blocks import (
     WRITE_BIT,
 )
 from ptat_parser.jit import Integer, inlined, jit, prefetch, put_passing
-from ptat_parser.rpt import COUNT_BITS, COUNTED_MAX, EMPTY, ENTRIES, ROW_MASK, page_number, taken
+from ptat_parser.rpt import (
+    COUNT_BITS,
+    COUNTED_MAX,
+    EMPTY,
+    ENTRIES,
+    LEAF,
+    NOTHING_PENDING,
+    ROW_MASK,
+    TABLE,
+    UNTRACED,
+    are_misses,
+    page_counted,
+    page_number,
+    taken,
+)
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+B = npt.NDArray[np.bool_]
 U8 = npt.NDArray[np.uint8]
 
 # Columns of what is counted of pages. A page's row is hardly more than a cache line.
@@ -78,6 +95,85 @@ def note_read(number: Integer, now: Integer, row_of: U32, pages: I64, rows: Inte
     return rows
 
 
+@inlined
+def page_of_line(
+    slot: Integer,
+    line: Integer,
+    level: Integer,
+    narrows: bool,
+    range_of_frame: I32,
+    state: U8,
+    mapped: U8,
+) -> Integer:
+    """Number of the page, or pages, that a miss of a line may be of, from what is known of it.
+
+    `narrows`: which entries of a table of PTEs are mapped is known.
+    """
+    first: Integer = line
+    end: Integer = 0
+    if line > 1 and (narrows or level == 2):
+        for i in range(line):
+            candidate = state[slot + i] == LEAF if level == 2 else mapped[slot + i] != 0
+            if candidate:
+                first = min(first, i)
+                end = i + 1
+    if end == 0:
+        first, end = 0, line
+    number = page_number(range_of_frame[slot // ENTRIES], slot % ENTRIES + first, end - first, line)
+    return number
+
+
+@inlined
+def _is_plain(
+    slot: Integer,
+    line: Integer,
+    of_pmds: B,
+    state: U8,
+    pending: U8,
+    range_of_frame: I32,
+    watched: I32,
+) -> bool:
+    """Whether what reads of a line are follows from what its entries are, until these change."""
+    frame = slot // ENTRIES
+    if not of_pmds[frame]:
+        return bool(state[slot] != EMPTY)
+    leaves: Integer = 0
+    tables: Integer = 0
+    for s in range(slot, slot + line):
+        if pending[s] != NOTHING_PENDING or state[s] == UNTRACED:
+            return False
+        leaves += state[s] == LEAF
+        tables += state[s] == TABLE
+    if leaves:
+        return bool(tables == 0 and watched[range_of_frame[frame]] == 0)
+    return bool(tables == line)
+
+
+@inlined
+def put_away(
+    slot: Integer,
+    line: Integer,
+    tally: U64,
+    epoch: Integer,
+    counted_page: U32,
+    of_pmds: B,
+    state: U8,
+    range_of_frame: I32,
+    row_of: U32,
+    pages: I64,
+) -> None:
+    """Move what was counted of a line to the row of its page: what comes may be of another."""
+    counted = tally[slot]
+    if counted:
+        page = page_counted(slot, line, counted_page, range_of_frame)
+        row = np.int64(row_of[page] & _ROW_MASK)
+        last_ticks = np.int64((counted >> _COUNT_SHIFT) + epoch)
+        if are_misses(slot, of_pmds, state):
+            pages[row, P_MISSES] += np.int64(counted & _COUNT_MASK)
+        pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks)
+        tally[slot] = _ZERO
+
+
 @jit
 def find_slots(
     words: U64,
@@ -118,8 +214,14 @@ def count_reads(
     line: Integer,
     tally: U64,
     epoch: Integer,
+    counted_page: U32,
+    narrows: bool,
+    of_pmds: B,
     state: U8,
-    range_of_frame: npt.NDArray[np.int32],
+    pending: U8,
+    mapped: U8,
+    range_of_frame: I32,
+    watched: I32,
     row_of: U32,
     pages: I64,
     rows: Integer,
@@ -128,8 +230,8 @@ def count_reads(
 
     Times are those of `time`, or where that is empty, told from `now`, the time of the access
     before `start`. `slots`, which has room for `AHEAD` more, is what `find_slots` found; `line`:
-    entries that a bus address stands for; `rows`: how many pages have. Returns where that access
-    is, the time of the one before it, and how many rows there are.
+    entries that a bus address stands for; `narrows`: see `page_of_line`; `rows`: how many pages
+    have. Returns where that access is, the time of the one before it, and how many rows there are.
     """
     timed = time.size > 0
     # Unsigned indices take no check of their sign.
@@ -151,13 +253,20 @@ def count_reads(
         if i == stop:
             return end, now, rows
         here = np.int64(slot)
-        page = page_number(range_of_frame[here // ENTRIES], here % ENTRIES, line, line)
         if known == 0:
-            pages[np.int64(row_of[page] & _ROW_MASK), P_MISSES] += COUNTED_MAX
+            if are_misses(here, of_pmds, state):
+                page = page_counted(here, line, counted_page, range_of_frame)
+                pages[np.int64(row_of[page] & _ROW_MASK), P_MISSES] += COUNTED_MAX
         else:
-            if not may_count(here) or state[slot] == EMPTY:
+            if not may_count(here) or not _is_plain(
+                here, line, of_pmds, state, pending, range_of_frame, watched
+            ):
                 return np.int64(i), before, rows
+            level = 1 + of_pmds[here // ENTRIES]
+            page = page_of_line(here, line, level, narrows, range_of_frame, state, mapped)
             rows = note_read(page, now, row_of, pages, rows)
+            if line > 1:
+                counted_page[here // line] = page
         tally[slot] = now - epoch << _COUNT_SHIFT | _ONE
         i += _ONE
 
@@ -171,7 +280,8 @@ def put_reads(
     end: Integer,
     now: Integer,
     line: Integer,
-    range_of_frame: npt.NDArray[np.int32],
+    counted_page: U32,
+    range_of_frame: I32,
     out_time: U64,
     out_page: U32,
     at: Integer,
@@ -183,9 +293,13 @@ def put_reads(
     while i < stop:
         now = time[i] if timed else now + (words[i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
         slot = np.uint64(slots[i])
-        entry = (np.uint64(range_of_frame[slot >> _PAGE_SHIFT]) << _PAGE_SHIFT) + (slot & _ENTRY)
+        if line > 1:
+            page = counted_page[slot // each]
+        else:
+            first = np.uint64(range_of_frame[slot >> _PAGE_SHIFT]) << _PAGE_SHIFT
+            page = np.uint32(first + (slot & _ENTRY))
         put_passing(out_time, first_record + i, now)
-        put_passing(out_page, first_record + i, np.uint32(entry * each + each - _ONE))
+        put_passing(out_page, first_record + i, page)
         i += _ONE
 
 
@@ -194,15 +308,20 @@ def collect(
     slots: Integer,
     tally: U64,
     epoch_ticks: Integer,
-    range_of_frame: npt.NDArray[np.int32],
+    counted_page: U32,
+    of_pmds: B,
+    state: U8,
+    range_of_frame: I32,
     row_of: U32,
     line: Integer,
     pages: I64,
 ) -> None:
     """Move what was counted of the first so many slots to the rows of their pages."""
     for first in range(0, slots, ENTRIES):
-        table, range_ = tally[first : first + ENTRIES], range_of_frame[first // ENTRIES]
-        rows, misses, last_ticks = taken(table, range_, row_of, line, epoch_ticks)
+        rows, misses, last_ticks = taken(
+            first, first + ENTRIES, tally, counted_page, state, of_pmds, range_of_frame, row_of,
+            line, epoch_ticks,
+        )  # fmt: skip
         add_counts(pages, rows, misses, last_ticks)
 
 

@@ -78,6 +78,8 @@ from ptat_parser.quick import (
     in_order,
     may_count,
     note_read,
+    page_of_line,
+    put_away,
     put_reads,
     row_of_page,
 )
@@ -98,6 +100,7 @@ from ptat_parser.rpt import (
     Counts,
     Rpt,
     Tables,
+    are_misses,
     page_number,
 )
 from ptat_parser.schedule import LOSS, NOTHING, Schedule
@@ -273,6 +276,7 @@ class _Config(NamedTuple):
     skips: bool  # only what stores do is of interest
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
+    pmds: bool  # reads of PMD entries are visible
     clock_error: int  # ticks that the clocks may be apart
     overtaken: int  # ticks after its read that a CPU's event may come behind another's; 0: one CPU
 
@@ -328,7 +332,7 @@ _put_room, _room_in = keeping(
         np.empty((0, 0), np.int64),
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
-        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, 0, 0),
+        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, 0, 0),
     )
 )
 
@@ -354,18 +358,21 @@ def _entry_at(
 @inlined
 def _store(
     level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, mapped: U8
-) -> None:
-    """A store to the line of entries at `slot`."""
+) -> bool:
+    """A store to the line of entries at `slot`; whether fewer PTEs of it are mapped then."""
+    cleared = False
     if level == 1:
         state[slot] = WRITTEN
         for s in range(slot, slot + line):
             if mapped[s] == CLEARING:
                 mapped[s] = 0
+                cleared = True
     elif level == 2:
         for s in range(slot, slot + line):
             if pending[s] != NOTHING_PENDING:
                 state[s] = pending[s] - 1
                 pending[s] = NOTHING_PENDING
+    return cleared
 
 
 @inlined
@@ -452,9 +459,75 @@ def _end_walk(
         return
     count[WALKS_WHOLE] += 1
     step = 16 * (np.int64(now) - count[WALK_PMD_TICKS])
+    count[WALK_STEP] = _usual_step(count[WALK_STEP], step)
+
+
+@inlined
+def _usual_step(usual: Integer, step: Integer) -> Integer:
+    """A moving average that outliers cannot carry away."""
+    return usual + (min(step, 4 * usual) - usual) // 8 if usual else step
+
+
+@jit
+def _count_walks(
+    words: U64,
+    time: U64,
+    slots: U32,
+    start: Integer,
+    end: Integer,
+    before: Integer,
+    now: Integer,
+    pmd_line: Integer,
+    line: Integer,
+    of_pmds: npt.NDArray[np.bool_],
+    parent_slots: I64,
+    state: U8,
+    out_kind: U8,
+    at: Integer,
+    count: I64,
+) -> Integer:
+    """Put accesses that `count_reads` counted together to walks; return `WALK_PMD` after them.
+
+    `before`: time of the access before `start`; `now`: of the last one. Kinds are written from `at`
+    on, if there is room for any.
+    """
+    whole: Integer = 0
+    broken: Integer = 0
     usual = count[WALK_STEP]
-    # A moving average that outliers cannot carry away.
-    count[WALK_STEP] = usual + (min(step, 4 * usual) - usual) // 8 if usual else step
+    none = np.int64(1) << 62
+    pending = np.int64(pmd_line) if pmd_line >= 0 else none
+    began_ticks = count[WALK_PMD_TICKS]
+    for i in range(start, end):
+        slot = np.int64(slots[i])
+        frame = slot // ENTRIES
+        if of_pmds[frame]:
+            broken += pending != none
+            if are_misses(slot, of_pmds, state):
+                whole += 1
+                pending = none
+            else:
+                pending = slot
+                if out_kind.size:
+                    out_kind[at + i - start] = PMD_READ
+        elif parent_slots[frame] & -line == pending:
+            whole += 1
+            pending = none
+            if line > 1:
+                step = np.int64(time[i] - time[i - 1] if time.size else _delta(words[i]))
+                if i == start:
+                    step = np.int64(time[i] if time.size else before + _delta(words[i]))
+                    step -= began_ticks
+                usual = _usual_step(usual, 16 * step)
+        else:
+            broken += 1
+            pending = none
+    count[WALKS_WHOLE] += whole
+    count[WALKS_BROKEN] += broken
+    count[WALK_STEP] = usual
+    if pending == none:
+        return -1
+    count[WALK_PMD_TICKS] = now
+    return pending
 
 
 @jit
@@ -487,29 +560,6 @@ def _steps_of_walks(
 
 
 @inlined
-def _page_of(
-    range_: Integer,
-    entry: Integer,
-    line: Integer,
-    level: Integer,
-    state: U8,
-    mapped: U8,
-    slot: Integer,
-) -> Integer:
-    """Number of the page, or pages, that a miss of a line may be of, from what is known of it."""
-    first: Integer = line
-    end: Integer = 0
-    for i in range(line):
-        candidate = state[slot + i] == LEAF if level == 2 else mapped[slot + i] != 0
-        if candidate:
-            first = min(first, i)
-            end = i + 1
-    if end == 0:
-        first, end = 0, line
-    return page_number(range_, entry + first, end - first, line)
-
-
-@inlined
 def _watch(range_: Integer, step: Integer, t: Tables) -> None:
     """Count a fault event about a range in (1) or out (-1): meanwhile its reads are held."""
     t.watched[range_] += step
@@ -518,14 +568,31 @@ def _watch(range_: Integer, step: Integer, t: Tables) -> None:
         t.quick_slot[page] = NO_SLOT if t.watched[range_] else np.int64(t.frame[page]) * ENTRIES
 
 
+@inlined
+def _watch_pmds(range_: Integer, t: Tables, pages: I64, count: I64, line: Integer) -> None:
+    """Count a fault event about a range of level 2: misses of its huge pages are held."""
+    t.watched[range_] += 1
+    page = t.last_page[range_]
+    if t.watched[range_] == 1 and page >= 0:
+        epoch = np.uint64(count[EPOCH])
+        first = np.int64(t.frame[page]) * ENTRIES
+        for slot in range(first, first + ENTRIES, line):
+            if are_misses(slot, t.of_pmds, t.state):
+                put_away(
+                    slot, line, t.tally, epoch, t.counted_page, t.of_pmds, t.state,
+                    t.range_of_frame, t.row_of, pages,
+                )  # fmt: skip
+
+
 @jit
 def _watch_until(time: Integer, memory: I64) -> None:
     """Hold the reads that fault events before `time` may be about."""
-    t, _, _, timed, _, count, _, _ = _room_in(memory)
+    t, _, _, timed, pages, count, _, config = _room_in(memory)
     while count[NEXT_WATCHED] < timed.time.size and timed.time[count[NEXT_WATCHED]] < time:
         i = count[NEXT_WATCHED]
         if timed.kind[i] == kernel_log.FAULT:
             _watch(timed.range1[i], 1, t)
+            _watch_pmds(timed.range2[i], t, pages, count, config.line)
         count[NEXT_WATCHED] += 1
 
 
@@ -822,6 +889,7 @@ def _match_held(
         _match(i, t, out, held, timed, pages, count, config)
         if timed.kind[i] == kernel_log.FAULT:
             _watch(timed.range1[i], -1, t)
+            t.watched[timed.range2[i]] -= 1
         count[NEXT_HELD] += 1
 
 
@@ -853,6 +921,11 @@ def _timed_until(
         else:
             entry = _entry_at(timed.address[i], t.frame, config.base, config.size)
             if entry >= 0:
+                if not t.mapped[entry]:
+                    put_away(
+                        entry & -config.line, config.line, t.tally, np.uint64(count[EPOCH]),
+                        t.counted_page, t.of_pmds, t.state, t.range_of_frame, t.row_of, pages,
+                    )  # fmt: skip
                 # A cleared entry may be read until the store that clears it.
                 t.mapped[entry] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
         count[NEXT_TIMED] += 1
@@ -935,13 +1008,13 @@ def _replay(
     levels, store_levels, frames = t.level, t.store_level, t.frame
     parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
-    tally, row_of, last_read = t.tally, t.row_of, t.last_read
+    tally, counted_page, row_of = t.tally, t.counted_page, t.row_of
+    of_pmds, watched, last_read = t.of_pmds, t.watched, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
     held_row, held_kind = held.row, held.kind
     held_previous, held_stored = held.previous, held.stored
     epoch = np.uint64(count[EPOCH])
     in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
-    quick = line == 1 or not entries  # else each read says which entries were mapped
     out_time, out_page, out_kind = out.time, out.page, out.kind
     n_output, first_row = count[N_OUTPUT], count[FIRST_ROW]
     next_timed = _timed_after(timed, count, config)
@@ -984,19 +1057,26 @@ def _replay(
         quick_end = _until(words, time, i, end, now, latest, next_timed)
         find_slots(words, i, end, first_place, places, in_line, quick_slot, slots)
         while i < end:
-            if quick and pmd_line < 0 and n_output > 0 and i < quick_end and may_count(slots[i]):
+            if n_output > 0 and i < quick_end and may_count(slots[i]):
                 began, before = i, now
                 i, now, count[ROWS] = count_reads(
-                    words, time, slots, began, quick_end, now, line, tally, epoch, state, ranges,
-                    row_of, pages, count[ROWS],
+                    words, time, slots, began, quick_end, now, line, tally, epoch, counted_page,
+                    entries, of_pmds, state, pending, mapped, ranges, watched, row_of, pages,
+                    count[ROWS],
                 )  # fmt: skip
                 if records:
                     put_reads(
-                        words, time, slots, began, i, before, line, ranges, out_time, out_page,
-                        n_output - first_row,
+                        words, time, slots, began, i, before, line, counted_page, ranges,
+                        out_time, out_page, n_output - first_row,
                     )  # fmt: skip
+                if config.pmds:
+                    pmd_line = _count_walks(
+                        words, time, slots, began, i, before, now, pmd_line, line, of_pmds,
+                        parent_slots, state, out_kind, n_output - first_row, count,
+                    )  # fmt: skip
+                else:
+                    lone_reads += i - began
                 n_output += i - began
-                lone_reads += i - began
                 if i == end:
                     break
 
@@ -1029,7 +1109,11 @@ def _replay(
                 if frame < 0:
                     count[STORES_UNOWNED] += 1
                 else:
-                    _store(store_levels[page], slot, line, state, pending, mapped)
+                    if _store(store_levels[page], slot, line, state, pending, mapped):
+                        put_away(
+                            slot, line, tally, epoch, counted_page, of_pmds, state, ranges, row_of,
+                            pages,
+                        )  # fmt: skip
                     if faults:
                         _mark_stored(slot, last_read, held_first, held_stored, count)
                     if level and not config.skips:
@@ -1070,10 +1154,8 @@ def _replay(
                 _unexplained(now, address, reason, count, examples)
                 continue
 
-            if kind == MISS and line > 1 and (entries or level == 2):
-                number = _page_of(
-                    ranges[frame], slot % ENTRIES, line, level, state, mapped, slot
-                )  # fmt: skip
+            if kind == MISS:
+                number = page_of_line(slot, line, level, entries, ranges, state, mapped)
             else:
                 number = page_number(ranges[frame], slot % ENTRIES, line, line)
             count[ROWS] = note_read(number, now, row_of, pages, count[ROWS])
@@ -1083,8 +1165,10 @@ def _replay(
                 put_passing(out_time, at_record, now)
                 put_passing(out_page, at_record, np.uint32(number))
                 out_kind[at_record] = kind
-            if kind == MISS and level == 1 and quick:
+            if kind == MISS and level == 1:
                 known = tally[slot] & _COUNT_MASK
+                if line > 1:
+                    counted_page[slot // line] = number
                 if known == COUNTED_MAX:
                     pages[row, P_MISSES] += COUNTED_MAX
                     known = _ZERO
@@ -1253,6 +1337,7 @@ class Replayer:
             False,
             int(session.channel.tick_hz * PATIENCE_S),
             np.uint64(session.channel.tick_hz * HOLD_S),
+            region.levels != "pte",
             clock.error_ticks,
             int(session.channel.tick_hz * PATIENCE_S) if session.kernel.cpus > 1 else 0,
         )
@@ -1271,7 +1356,6 @@ class Replayer:
         self._schedule = Schedule(placement, self._ticks, started, losses)
         self._marker_ticks: list[int] = placement.marker_ticks.tolist()
         self._stopped = stopped
-        self._pmds = region.levels != "pte"
         self._walk_steps = np.empty(0, np.int64)  # that spans began with, the last of them
         self._pages, self._rows = _no_pages(), 0
 
@@ -1340,7 +1424,8 @@ class Replayer:
     def _collect(self, pages: I64) -> None:
         rpt, t = self.rpt, self.rpt.tables
         collect(
-            rpt.slots, t.tally, rpt.epoch_ticks, t.range_of_frame, t.row_of, rpt.line, pages,
+            rpt.slots, t.tally, rpt.epoch_ticks, t.counted_page, t.of_pmds, t.state,
+            t.range_of_frame, t.row_of, rpt.line, pages,
         )  # fmt: skip
 
     def skip(self, reader: Reader, span: Span) -> None:
@@ -1425,7 +1510,7 @@ class Replayer:
         done_accesses = span.first_access
         done_blocks = span.first_block
         cut = span.number > 0 or span.end_ticks is not None
-        learns = cut and config.line > 1 and self._pmds
+        learns = cut and config.line > 1 and config.pmds
         learned = False
         begun: deque[tuple[int, int]] = deque()  # chunks: first access and read of each
         last_read = -1  # address of the last access if it was a read

@@ -81,9 +81,10 @@ class Tables(NamedTuple):
 
     One element for each page of the region: `level` and `store_level` (uint8), what reads and
     stores of it mean (stores begin when the page is handed out, before it is linked),
-    `frame` (int32) and `quick_slot` (uint32; one more), the first slot of a table of PTEs that no
-    fault event to come is about, else `NO_SLOT`. For each frame: `range_of_frame` (int32) and
-    `parent_slot` (int64), -1 for none. For each range: `page_of_range` (int32), the region's page
+    `frame` (int32) and `quick_slot` (uint32; one more), the first slot of a table, unless it is one
+    of PTEs that a fault event to come is about: then, and else, `NO_SLOT`. For each frame:
+    `range_of_frame` (int32) and `parent_slot` (int64), -1 for none; whether it is a table
+    `of_pmds`. For each range: `page_of_range` (int32), the region's page
     that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
     fault events to come are about it; `row_of` (uint32, for each page number that it can have), the
     page's row in what a replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the
@@ -91,10 +92,12 @@ class Tables(NamedTuple):
     that faulted and whose event has not come yet (`owed`), and when the last of them was
     (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
 
-    Of a PTE slot whose reads are known to be misses of its page, which has a row, `tally` (uint64)
-    has their number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks
-    after `Rpt.epoch_ticks` the last of them was; it is 0 of other slots. `last_read` (uint32) is
-    the last watched read of the slot that was a miss.
+    Of a slot whose reads are known to be of one page, which has a row, `tally` (uint64) has their
+    number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks after
+    `Rpt.epoch_ticks` the last of them was; it is 0 of other slots. All these reads were misses, or
+    none was (`are_misses`). Where a bus address stands for several entries, `tally` is of their
+    first, and `counted_page` (uint32; one for each line of entries) is the number of that page.
+    `last_read` (uint32) is the last watched read of the slot that was a miss.
     """
 
     level: npt.NDArray[np.uint8]
@@ -103,6 +106,7 @@ class Tables(NamedTuple):
     quick_slot: npt.NDArray[np.uint32]
     range_of_frame: npt.NDArray[np.int32]
     parent_slot: npt.NDArray[np.int64]
+    of_pmds: npt.NDArray[np.bool_]
     page_of_range: npt.NDArray[np.int32]
     last_page: npt.NDArray[np.int32]
     watched: npt.NDArray[np.int32]
@@ -113,6 +117,7 @@ class Tables(NamedTuple):
     mapped: npt.NDArray[np.uint8]
     state: npt.NDArray[np.uint8]
     tally: npt.NDArray[np.uint64]
+    counted_page: npt.NDArray[np.uint32]
     last_read: npt.NDArray[np.uint32]
 
 
@@ -130,7 +135,9 @@ EPOCH_TICKS = (1 << 64 - COUNT_BITS) - 1
 """So long `Tables.tally` can tell times."""
 
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
-_PER_SLOT = ("state", "pending", "mapped", "tally", *_OF_FAULTS)
+_OF_READS = ("tally", "counted_page", *_OF_FAULTS)
+_PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
+_PER_FRAME = {"range_of_frame": -1, "parent_slot": -1, "of_pmds": 0}
 _PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "row_of": 0}
 _PAGES_MAX = 1 << 32
 
@@ -173,6 +180,7 @@ class Rpt:
             quick_slot=np.full(pages + 1, NO_SLOT, np.uint32),
             range_of_frame=np.full(frames, -1, np.int32),
             parent_slot=np.full(frames, -1, np.int64),
+            of_pmds=np.zeros(frames, np.bool_),
             page_of_range=np.full(frames, -1, np.int32),
             last_page=np.full(frames, -1, np.int32),
             watched=np.zeros(frames, np.int32),
@@ -183,6 +191,7 @@ class Rpt:
             mapped=np.zeros(slots, np.uint8),
             state=np.zeros(slots, np.uint8),
             tally=np.zeros(slots, np.uint64),
+            counted_page=np.zeros(self._lines(slots), np.uint32),
             last_read=np.zeros(slots, np.uint32),
         )
 
@@ -284,8 +293,8 @@ class Rpt:
         page = (address - self.base) >> PAGE_SHIFT
         if self.tables.frame[page] < 0:
             if self._frames == self.tables.range_of_frame.size:
-                for name in ("range_of_frame", "parent_slot"):
-                    self._grow(name, fill=-1)
+                for name, fill in _PER_FRAME.items():
+                    self._grow(name, fill)
                 for name in _PER_SLOT:
                     self._grow(name, fill=0)
             self.tables.frame[page] = self._frames
@@ -306,6 +315,9 @@ class Rpt:
     def _announce(self, slot_address: int, state: int) -> None:
         slot = self.slot(slot_address)
         if slot >= 0:
+            line = slot & -self.line
+            if self.tables.tally[line]:  # the reads to come are other ones
+                self._retire(slice(line, line + self.line))
             self.tables.pending[slot] = state + 1
             self._announced.add(slot)
 
@@ -384,7 +396,9 @@ class Rpt:
                     t.page_of_range[old] = -1
                 t.last_read[slots] = 0
             t.range_of_frame[frame] = range_
-        quick = t.level[page] == 1 and not t.watched[range_]
+            t.of_pmds[frame] = self.ranges[range_].level == 2
+        is_as_linked = t.level[page] == 1 + t.of_pmds[frame]
+        quick = is_as_linked and (t.of_pmds[frame] or not t.watched[range_])
         t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
 
     def restart(self) -> None:
@@ -394,21 +408,18 @@ class Rpt:
             getattr(t, name)[: self.slots] = 0
         t.watched[:] = 0
         first_slot = t.frame.astype(np.int64) * ENTRIES
-        t.quick_slot[:-1] = np.where(t.level == 1, first_slot, NO_SLOT)
+        t.quick_slot[:-1] = np.where(t.level == 1 + t.of_pmds[t.frame], first_slot, NO_SLOT)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what reads left behind."""
-        names = ("tally", *_OF_FAULTS, "row_of")
-        small = {name: getattr(self.tables, name)[:0] for name in names}
+        small = {name: getattr(self.tables, name)[:0] for name in (*_OF_READS, "row_of")}
         return self.__dict__ | {"tables": self.tables._replace(**small), "_retired": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
         slots = self.tables.state.size
-        nothing = {
-            name: np.zeros(slots, getattr(self.tables, name).dtype)
-            for name in ("tally", *_OF_FAULTS)
-        }
+        nothing = {name: np.zeros(slots, getattr(self.tables, name).dtype) for name in _OF_READS}
+        nothing["counted_page"] = nothing["counted_page"][: self._lines(slots)]
         pages = self.tables.page_of_range.size * ENTRIES * self.line
         row_of = np.zeros(pages, np.uint32)
         self.tables = self.tables._replace(**nothing, row_of=row_of)
@@ -423,12 +434,15 @@ class Rpt:
         """So many slots are in use."""
         return self._frames * ENTRIES
 
+    def _lines(self, slots: int) -> int:
+        return slots // self.line if self.line > 1 else 0
+
     def _retire(self, slots: slice) -> None:
         t = self.tables
-        frame = slots.start // ENTRIES
         found = taken(
-            t.tally[slots], int(t.range_of_frame[frame]), t.row_of, self.line, self.epoch_ticks
-        )
+            slots.start, slots.stop, t.tally, t.counted_page, t.state, t.of_pmds, t.range_of_frame,
+            t.row_of, self.line, self.epoch_ticks,
+        )  # fmt: skip
         if found[0].size:
             self._retired.append(Counts(*found))
 
@@ -453,23 +467,50 @@ def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -
     return (np.int64(range_) * ENTRIES + entry) * line + span - 1
 
 
+@inlined
+def are_misses(slot: Integer, of_pmds: npt.NDArray[np.bool_], state: npt.NDArray[np.uint8]) -> bool:
+    """Whether what `Tables.tally` counts of a slot are misses, and not reads on the way to one."""
+    return not (of_pmds[slot // ENTRIES] and state[slot] == TABLE)
+
+
+@inlined
+def page_counted(
+    slot: Integer,
+    line: Integer,
+    counted_page: npt.NDArray[np.uint32],
+    range_of_frame: npt.NDArray[np.int32],
+) -> Integer:
+    """Number of the page that `Tables.tally` counts reads of a slot for."""
+    if line > 1:
+        return np.int64(counted_page[slot // line])
+    return page_number(range_of_frame[slot // ENTRIES], slot % ENTRIES, 1, 1)
+
+
 @jit
 def taken(
+    first: Integer,
+    end: Integer,
     tally: npt.NDArray[np.uint64],
-    range_: Integer,
+    counted_page: npt.NDArray[np.uint32],
+    state: npt.NDArray[np.uint8],
+    of_pmds: npt.NDArray[np.bool_],
+    range_of_frame: npt.NDArray[np.int32],
     row_of: npt.NDArray[np.uint32],
     line: Integer,
     epoch_ticks: Integer,
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """What was counted of a table's slots, which are 0 then: the columns of `Counts`."""
-    rows = np.empty(tally.size, np.uint32)
-    misses, last_ticks = np.empty(tally.size, np.int64), np.empty(tally.size, np.int64)
+    """What was counted of the slots ``first … end``, which are 0 then: the columns of `Counts`."""
+    rows = np.empty(end - first, np.uint32)
+    misses, last_ticks = np.empty(end - first, np.int64), np.empty(end - first, np.int64)
     n = 0
-    for entry in range(tally.size):
-        if tally[entry]:
-            rows[n] = row_of[page_number(range_, entry, line, line)] & ROW_MASK
-            misses[n] = np.int64(tally[entry] & np.uint64(COUNTED_MAX))
-            last_ticks[n] = epoch_ticks + np.int64(tally[entry] >> np.uint64(COUNT_BITS))
-            tally[entry] = 0
+    for slot in range(first, end):
+        if tally[slot]:
+            page = page_counted(slot, line, counted_page, range_of_frame)
+            rows[n] = row_of[page] & ROW_MASK
+            misses[n] = 0
+            if are_misses(slot, of_pmds, state):
+                misses[n] = np.int64(tally[slot] & np.uint64(COUNTED_MAX))
+            last_ticks[n] = epoch_ticks + np.int64(tally[slot] >> np.uint64(COUNT_BITS))
+            tally[slot] = 0
             n += 1
     return rows[:n], misses[:n], last_ticks[:n]

@@ -27,12 +27,17 @@ def count(words, tally, state=WRITTEN, epoch=0):
     rows = 0
     for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
         rows = quick.note_read(number, epoch, row_of, pages, rows)
-    no_time = np.empty(0, np.uint64)
+    no_time, no_pages = np.empty(0, np.uint64), np.empty(0, np.uint32)
+    of_pmds, watched = np.zeros(2, np.bool_), np.zeros(1, np.int32)
+    pending, mapped = np.zeros((2, 2 * ENTRIES), np.uint8)
     end, now, rows = quick.count_reads(
-        words, no_time, slots, 0, words.size, np.uint64(epoch), 1, tally, np.uint64(epoch), states,
-        range_of_frame, row_of, pages, rows,
+        words, no_time, slots, 0, words.size, np.uint64(epoch), 1, tally, np.uint64(epoch),
+        no_pages, False, of_pmds, states, pending, mapped, range_of_frame, watched, row_of, pages,
+        rows,
     )  # fmt: skip
-    quick.collect(2 * ENTRIES, tally, epoch, range_of_frame, row_of, 1, pages)
+    quick.collect(
+        2 * ENTRIES, tally, epoch, no_pages, of_pmds, states, range_of_frame, row_of, 1, pages
+    )
     columns = np.empty((quick.PAGE_COLUMNS, rows), np.int64)
     quick.in_order(row_of, pages, columns)
     return end, now, columns
