@@ -132,7 +132,7 @@ def _count_exactly(
     pages: I64,
     rows: Integer,
     nothing: U8,
-    of_pmds: npt.NDArray[np.bool_],
+    of_pmds: U8,
     watched: npt.NDArray[np.int32],
     keep: bool,
     times: U64,
@@ -174,7 +174,7 @@ def _bound_exactly(path: Path, keep: bool) -> int:
     tally, state = np.zeros(slots + 512, np.uint64), np.full(slots + 512, WRITTEN, np.uint8)
     range_of_frame = np.arange(-1, slots // 512, dtype=np.int32)
     nothing = np.zeros(0, np.uint8)
-    of_pmds, watched = np.zeros(slots // 512 + 1, np.bool_), np.zeros(0, np.int32)
+    of_pmds, watched = np.zeros(slots // 512 + 1, np.uint8), np.zeros(0, np.int32)
     row_of = np.zeros(slots, np.uint32)
     pages = np.zeros((slots + 1, quick.PAGE_COLUMNS), np.int64)
     words = blocks.room_for(blocks.READ_BLOCKS)

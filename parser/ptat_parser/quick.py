@@ -42,7 +42,6 @@ U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-B = npt.NDArray[np.bool_]
 U8 = npt.NDArray[np.uint8]
 
 # Columns of what is counted of pages. A page's row is hardly more than a cache line.
@@ -55,6 +54,9 @@ U8 = npt.NDArray[np.uint8]
     P_LAST,
 ) = range(6)
 PAGE_COLUMNS = 6
+
+MISS, FAULT, PMD_READ = range(3)
+"""Kinds of output records."""
 
 NEVER_READ = np.iinfo(np.int64).max
 
@@ -127,7 +129,7 @@ def page_of_line(
 def _is_plain(
     slot: Integer,
     line: Integer,
-    of_pmds: B,
+    of_pmds: U8,
     state: U8,
     pending: U8,
     range_of_frame: I32,
@@ -156,7 +158,7 @@ def put_away(
     tally: U64,
     epoch: Integer,
     counted_page: U32,
-    of_pmds: B,
+    of_pmds: U8,
     state: U8,
     range_of_frame: I32,
     row_of: U32,
@@ -216,7 +218,7 @@ def count_reads(
     epoch: Integer,
     counted_page: U32,
     narrows: bool,
-    of_pmds: B,
+    of_pmds: U8,
     state: U8,
     pending: U8,
     mapped: U8,
@@ -262,7 +264,7 @@ def count_reads(
                 here, line, of_pmds, state, pending, range_of_frame, watched
             ):
                 return np.int64(i), before, rows
-            level = 1 + of_pmds[here // ENTRIES]
+            level = 2 if of_pmds[here // ENTRIES] else 1
             page = page_of_line(here, line, level, narrows, range_of_frame, state, mapped)
             rows = note_read(page, now, row_of, pages, rows)
             if line > 1:
@@ -304,12 +306,51 @@ def put_reads(
 
 
 @jit
+def pair_reads(
+    slots: U32,
+    start: Integer,
+    end: Integer,
+    pmd_slot: Integer,
+    of_pmds: U8,
+    parent_slot: I64,
+    out_kind: U8,
+    at: Integer,
+) -> tuple[bool, Integer, Integer]:
+    """Count walks, whole and broken ones, among reads that `count_reads` counted.
+
+    False where huge pages may be among them: these are to be told from tables, then. `pmd_slot`:
+    the read before `start`, if that was of a PMD entry, or -1. Kinds are written from `at` on, if
+    wanted.
+    """
+    i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
+    before, was_pmd = np.int64(pmd_slot), np.int64(pmd_slot >= 0)
+    huge: Integer = 0
+    pmds: Integer = 0
+    pmds_of_pmds: Integer = 0
+    whole: Integer = 0
+    wanted = out_kind.size > 0
+    while i < stop:
+        slot = np.uint64(slots[i])
+        frame = slot >> _PAGE_SHIFT
+        is_pmd = np.int64(of_pmds[frame])
+        if wanted:
+            out_kind[first_record + i] = is_pmd * PMD_READ
+        huge |= is_pmd
+        pmds += is_pmd
+        pmds_of_pmds += is_pmd & was_pmd
+        whole += was_pmd & ~is_pmd & (parent_slot[frame] == before)
+        before, was_pmd = np.int64(slot), is_pmd
+        i += _ONE
+    return huge < 2, whole, end - start - pmds - whole + pmds_of_pmds
+
+
+@jit
 def collect(
     slots: Integer,
     tally: U64,
     epoch_ticks: Integer,
     counted_page: U32,
-    of_pmds: B,
+    of_pmds: U8,
     state: U8,
     range_of_frame: I32,
     row_of: U32,

@@ -66,11 +66,14 @@ from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
     AHEAD,
+    FAULT,
+    MISS,
     P_FAULTED,
     P_LAST,
     P_MISSES,
     P_STORES,
     PAGE_COLUMNS,
+    PMD_READ,
     add_counts,
     collect,
     count_reads,
@@ -79,6 +82,7 @@ from ptat_parser.quick import (
     may_count,
     note_read,
     page_of_line,
+    pair_reads,
     put_away,
     put_reads,
     row_of_page,
@@ -111,9 +115,6 @@ U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-
-MISS, FAULT, PMD_READ = range(3)
-"""Kinds of output records."""
 
 # Reasons why a read is not explained.
 IN_MARKERS, NO_TABLE, OUTSIDE_REGION = range(3)
@@ -182,8 +183,9 @@ _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
     FIRST_ROW,  # the read that is the first of the records
     SETTLED,  # reads before this one are too old for a fault event to be about
     READBACKS,  # reads by the kernel, before it flushed TLBs
-) = range(29)
-COUNTERS = 29
+    LAST_READ,  # address of the last access if it was a read, or -1
+) = range(30)
+COUNTERS = 30
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
 
@@ -479,20 +481,31 @@ def _count_walks(
     now: Integer,
     pmd_line: Integer,
     line: Integer,
-    of_pmds: npt.NDArray[np.bool_],
+    of_pmds: U8,
     parent_slots: I64,
     state: U8,
     out_kind: U8,
     at: Integer,
     count: I64,
 ) -> Integer:
-    """Put accesses that `count_reads` counted together to walks; return `WALK_PMD` after them.
+    """Count walks among reads that `count_reads` counted; return `WALK_PMD` after them.
 
     `before`: time of the access before `start`; `now`: of the last one. Kinds are written from `at`
-    on, if there is room for any.
+    on, if wanted.
     """
-    whole: Integer = 0
-    broken: Integer = 0
+    if start == end:
+        return pmd_line
+    if line == 1:  # else it is to be known how long the steps of walks take
+        done, whole, broken = pair_reads(
+            slots, start, end, pmd_line, of_pmds, parent_slots, out_kind, at
+        )
+        if done:
+            count[WALKS_WHOLE] += whole
+            count[WALKS_BROKEN] += broken
+            last = np.int64(slots[end - 1])
+            count[WALK_PMD_TICKS] = now
+            return last if of_pmds[last // ENTRIES] else -1
+    whole = broken = 0
     usual = count[WALK_STEP]
     none = np.int64(1) << 62
     pending = np.int64(pmd_line) if pmd_line >= 0 else none
@@ -502,13 +515,14 @@ def _count_walks(
         frame = slot // ENTRIES
         if of_pmds[frame]:
             broken += pending != none
-            if are_misses(slot, of_pmds, state):
+            kind = MISS if are_misses(slot, of_pmds, state) else PMD_READ
+            if kind == MISS:
                 whole += 1
                 pending = none
             else:
                 pending = slot
-                if out_kind.size:
-                    out_kind[at + i - start] = PMD_READ
+            if out_kind.size:
+                out_kind[at + i - start] = kind
         elif parent_slots[frame] & -line == pending:
             whole += 1
             pending = none
@@ -1193,6 +1207,8 @@ def _replay(
                 if faults and empty and owed[slot] < 255:
                     owed[slot] += 1
                     owed_ticks[slot] = now
+        last, _ = _read(words[end - 1], _ZERO)
+        count[LAST_READ] = np.int64(last)
     count[N_OUTPUT] = n_output
     count[WALK_PMD] = pmd_line
     count[WALKS_BROKEN] += lone_reads
@@ -1498,13 +1514,13 @@ class Replayer:
         rpt.restart()
         count = np.zeros(COUNTERS, np.int64)
         count[EPOCH] = rpt.epoch_ticks
-        count[WALK_PMD] = -1
+        count[WALK_PMD] = count[LAST_READ] = -1
         count[LAG_LEAST] = count[RETRY_LEAST] = LEAST_UNKNOWN
         count[ROWS] = self._rows
         pages = self._pages = with_room(self._pages, self._rows + 1, 0)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
-        read_here = room_for(READ_BLOCKS + 1) if config.line == 1 else None
+        read_here = room_for(READ_BLOCKS + 1)
         room: _Room | None = None
         held = _hold_none(0)
         done_accesses = span.first_access
@@ -1513,7 +1529,6 @@ class Replayer:
         learns = cut and config.line > 1 and config.pmds
         learned = False
         begun: deque[tuple[int, int]] = deque()  # chunks: first access and read of each
-        last_read = -1  # address of the last access if it was a read
         last_ticks = 0
 
         def kept() -> I64:
@@ -1538,6 +1553,7 @@ class Replayer:
 
         def lose() -> None:
             _match_all(kept())
+            last_read = int(count[LAST_READ])
             slot = rpt.slot(last_read)
             if config.line > 1 and slot >= 0 and rpt.level(last_read) == 2:
                 # Which of the line's entries was read, the next access would have told.
@@ -1621,9 +1637,6 @@ class Replayer:
                         self._collect(pages)
                         rpt.epoch_ticks = chunk.access(start)[0]
                         count[EPOCH] = rpt.epoch_ticks
-                if config.line > 1 and position:
-                    _, address, is_write = chunk.access(position - 1)
-                    last_read = -1 if is_write else address
                 if until_ticks:
                     _all_until(np.uint64(until_ticks), kept())
                 if event == LOSS:

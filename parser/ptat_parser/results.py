@@ -67,8 +67,8 @@ _IN_BLOCK = np.uint32((1 << 9) - 1)
 
 WAITING = "waiting for who parses it already"
 
-KIND_FAULT = replaying.FAULT
-KIND_PMD_READ = replaying.PMD_READ
+KIND_FAULT = quick.FAULT
+KIND_PMD_READ = quick.PMD_READ
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def _take_misses(
     others = 0
     for i in range(time.size):  # many at a time
         time_ns[i] = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
-        others += kind[i] != replaying.MISS
+        others += kind[i] != quick.MISS
     page[: time.size] = number
     if not others:
         return time.size
@@ -334,7 +334,7 @@ def _take_misses(
     for i in range(time.size):
         time_ns[n] = time_ns[i]
         page[n] = page[i]
-        n += kind[i] == replaying.MISS
+        n += kind[i] == quick.MISS
     return n
 
 
@@ -456,7 +456,7 @@ class _Output:
             )  # fmt: skip
             misses.filled(n)
             if n < at.stop - start:
-                of = start + np.flatnonzero(records.kind[at] != replaying.MISS)
+                of = start + np.flatnonzero(records.kind[at] != quick.MISS)
                 others.write(fitted.to_ns(records.time[of]), records.page[of], records.kind[of])
             start = at.stop
         return records

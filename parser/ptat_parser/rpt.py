@@ -80,17 +80,17 @@ class Tables(NamedTuple):
     """The arrays that replay's inner loop needs.
 
     One element for each page of the region: `level` and `store_level` (uint8), what reads and
-    stores of it mean (stores begin when the page is handed out, before it is linked),
-    `frame` (int32) and `quick_slot` (uint32; one more), the first slot of a table, unless it is one
-    of PTEs that a fault event to come is about: then, and else, `NO_SLOT`. For each frame:
-    `range_of_frame` (int32) and `parent_slot` (int64), -1 for none; whether it is a table
-    `of_pmds`. For each range: `page_of_range` (int32), the region's page
-    that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
-    fault events to come are about it; `row_of` (uint32, for each page number that it can have), the
-    page's row in what a replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the
-    page was read. For each slot its `state`; the state that a store will bring (`pending`); reads
-    that faulted and whose event has not come yet (`owed`), and when the last of them was
-    (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
+    stores of it mean (stores begin when the page is handed out, before it is linked), `frame`
+    (int32) and `quick_slot` (uint32; one more), the first slot of a table, unless it is one of PTEs
+    that a fault event to come is about: then, and else, `NO_SLOT`. For each frame: `range_of_frame`
+    (int32) and `parent_slot` (int64), -1 for none; whether it is a table `of_pmds` (uint8), 2 if
+    with huge pages. For each range: `page_of_range` (int32), the region's page that serves it now,
+    or -1; `last_page` (int32), the last that did; `watched` (int32), how many fault events to come
+    are about it; `row_of` (uint32, for each page number that it can have), the page's row in what a
+    replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the page was read. For
+    each slot its `state`; the state that a store will bring (`pending`); reads that faulted and
+    whose event has not come yet (`owed`), and when the last of them was (`owed_ticks`, uint64); and
+    whether its entry is `mapped` (else uint8).
 
     Of a slot whose reads are known to be of one page, which has a row, `tally` (uint64) has their
     number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks after
@@ -106,7 +106,7 @@ class Tables(NamedTuple):
     quick_slot: npt.NDArray[np.uint32]
     range_of_frame: npt.NDArray[np.int32]
     parent_slot: npt.NDArray[np.int64]
-    of_pmds: npt.NDArray[np.bool_]
+    of_pmds: npt.NDArray[np.uint8]
     page_of_range: npt.NDArray[np.int32]
     last_page: npt.NDArray[np.int32]
     watched: npt.NDArray[np.int32]
@@ -180,7 +180,7 @@ class Rpt:
             quick_slot=np.full(pages + 1, NO_SLOT, np.uint32),
             range_of_frame=np.full(frames, -1, np.int32),
             parent_slot=np.full(frames, -1, np.int64),
-            of_pmds=np.zeros(frames, np.bool_),
+            of_pmds=np.zeros(frames, np.uint8),
             page_of_range=np.full(frames, -1, np.int32),
             last_page=np.full(frames, -1, np.int32),
             watched=np.zeros(frames, np.int32),
@@ -319,6 +319,8 @@ class Rpt:
             if self.tables.tally[line]:  # the reads to come are other ones
                 self._retire(slice(line, line + self.line))
             self.tables.pending[slot] = state + 1
+            if state == LEAF and self.tables.of_pmds[slot // ENTRIES]:
+                self.tables.of_pmds[slot // ENTRIES] = 2
             self._announced.add(slot)
 
     def _alloc(self, mm: Mm, address: int, level: int) -> None:
@@ -397,7 +399,7 @@ class Rpt:
                 t.last_read[slots] = 0
             t.range_of_frame[frame] = range_
             t.of_pmds[frame] = self.ranges[range_].level == 2
-        is_as_linked = t.level[page] == 1 + t.of_pmds[frame]
+        is_as_linked = (t.level[page] == 2) == (t.of_pmds[frame] > 0)
         quick = is_as_linked and (t.of_pmds[frame] or not t.watched[range_])
         t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
 
@@ -408,7 +410,8 @@ class Rpt:
             getattr(t, name)[: self.slots] = 0
         t.watched[:] = 0
         first_slot = t.frame.astype(np.int64) * ENTRIES
-        t.quick_slot[:-1] = np.where(t.level == 1 + t.of_pmds[t.frame], first_slot, NO_SLOT)
+        level = 1 + (t.of_pmds[t.frame] > 0)
+        t.quick_slot[:-1] = np.where(t.level == level, first_slot, NO_SLOT)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what reads left behind."""
@@ -468,7 +471,7 @@ def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -
 
 
 @inlined
-def are_misses(slot: Integer, of_pmds: npt.NDArray[np.bool_], state: npt.NDArray[np.uint8]) -> bool:
+def are_misses(slot: Integer, of_pmds: npt.NDArray[np.uint8], state: npt.NDArray[np.uint8]) -> bool:
     """Whether what `Tables.tally` counts of a slot are misses, and not reads on the way to one."""
     return not (of_pmds[slot // ENTRIES] and state[slot] == TABLE)
 
@@ -493,7 +496,7 @@ def taken(
     tally: npt.NDArray[np.uint64],
     counted_page: npt.NDArray[np.uint32],
     state: npt.NDArray[np.uint8],
-    of_pmds: npt.NDArray[np.bool_],
+    of_pmds: npt.NDArray[np.uint8],
     range_of_frame: npt.NDArray[np.int32],
     row_of: npt.NDArray[np.uint32],
     line: Integer,

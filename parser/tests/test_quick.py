@@ -28,7 +28,7 @@ def count(words, tally, state=WRITTEN, epoch=0):
     for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
         rows = quick.note_read(number, epoch, row_of, pages, rows)
     no_time, no_pages = np.empty(0, np.uint64), np.empty(0, np.uint32)
-    of_pmds, watched = np.zeros(2, np.bool_), np.zeros(1, np.int32)
+    of_pmds, watched = np.zeros(2, np.uint8), np.zeros(1, np.int32)
     pending, mapped = np.zeros((2, 2 * ENTRIES), np.uint8)
     end, now, rows = quick.count_reads(
         words, no_time, slots, 0, words.size, np.uint64(epoch), 1, tally, np.uint64(epoch),
