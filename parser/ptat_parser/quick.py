@@ -21,7 +21,7 @@ from ptat_parser.blocks import (
     ACCESS_DELTA_SHIFT,
     WRITE_BIT,
 )
-from ptat_parser.jit import Integer, inlined, jit, prefetch, put_passing
+from ptat_parser.jit import Integer, inlined, jit, ones, prefetch, put_passing
 from ptat_parser.rpt import (
     COUNT_BITS,
     COUNTED_MAX,
@@ -291,12 +291,12 @@ def put_reads(
     """Write time and page of reads that `count_reads` counted to the records, from `at` on."""
     timed = time.size > 0
     i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
-    each = np.uint64(line)
+    line_shift = np.uint64(ones(np.uint64(line - 1)))
     while i < stop:
         now = time[i] if timed else now + (words[i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
         slot = np.uint64(slots[i])
         if line > 1:
-            page = counted_page[slot // each]
+            page = counted_page[slot >> line_shift]
         else:
             first = np.uint64(range_of_frame[slot >> _PAGE_SHIFT]) << _PAGE_SHIFT
             page = np.uint32(first + (slot & _ENTRY))
@@ -311,6 +311,7 @@ def pair_reads(
     start: Integer,
     end: Integer,
     pmd_slot: Integer,
+    line: Integer,
     of_pmds: U8,
     parent_slot: I64,
     out_kind: U8,
@@ -338,7 +339,7 @@ def pair_reads(
         huge |= is_pmd
         pmds += is_pmd
         pmds_of_pmds += is_pmd & was_pmd
-        whole += was_pmd & ~is_pmd & (parent_slot[frame] == before)
+        whole += was_pmd & ~is_pmd & (parent_slot[frame] & -line == before)
         before, was_pmd = np.int64(slot), is_pmd
         i += _ONE
     return huge < 2, whole, end - start - pmds - whole + pmds_of_pmds

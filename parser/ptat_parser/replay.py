@@ -279,6 +279,7 @@ class _Config(NamedTuple):
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
     pmds: bool  # reads of PMD entries are visible
+    huge: bool  # … and some may be of huge pages
     clock_error: int  # ticks that the clocks may be apart
     overtaken: int  # ticks after its read that a CPU's event may come behind another's; 0: one CPU
 
@@ -334,7 +335,7 @@ _put_room, _room_in = keeping(
         np.empty((0, 0), np.int64),
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
-        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, 0, 0),
+        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, False, 0, 0),
     )
 )
 
@@ -481,6 +482,7 @@ def _count_walks(
     now: Integer,
     pmd_line: Integer,
     line: Integer,
+    huge: bool,
     of_pmds: U8,
     parent_slots: I64,
     state: U8,
@@ -495,9 +497,9 @@ def _count_walks(
     """
     if start == end:
         return pmd_line
-    if line == 1:  # else it is to be known how long the steps of walks take
+    if line == 1 or not huge:  # else it is to be known how long the steps of walks take
         done, whole, broken = pair_reads(
-            slots, start, end, pmd_line, of_pmds, parent_slots, out_kind, at
+            slots, start, end, pmd_line, line, of_pmds, parent_slots, out_kind, at
         )
         if done:
             count[WALKS_WHOLE] += whole
@@ -1085,8 +1087,8 @@ def _replay(
                     )  # fmt: skip
                 if config.pmds:
                     pmd_line = _count_walks(
-                        words, time, slots, began, i, before, now, pmd_line, line, of_pmds,
-                        parent_slots, state, out_kind, n_output - first_row, count,
+                        words, time, slots, began, i, before, now, pmd_line, line, config.huge,
+                        of_pmds, parent_slots, state, out_kind, n_output - first_row, count,
                     )  # fmt: skip
                 else:
                     lone_reads += i - began
@@ -1354,6 +1356,7 @@ class Replayer:
             int(session.channel.tick_hz * PATIENCE_S),
             np.uint64(session.channel.tick_hz * HOLD_S),
             region.levels != "pte",
+            bool(np.any(log.tables["kind"] == kernel_log.LEAF_SET)),
             clock.error_ticks,
             int(session.channel.tick_hz * PATIENCE_S) if session.kernel.cpus > 1 else 0,
         )
@@ -1526,7 +1529,7 @@ class Replayer:
         done_accesses = span.first_access
         done_blocks = span.first_block
         cut = span.number > 0 or span.end_ticks is not None
-        learns = cut and config.line > 1 and config.pmds
+        learns = cut and config.line > 1 and config.pmds and config.huge
         learned = False
         begun: deque[tuple[int, int]] = deque()  # chunks: first access and read of each
         last_ticks = 0
