@@ -78,6 +78,7 @@ class Reference:
         self.serving: dict[tuple[int, int, int], int] = {}
         self.records: list[Record] = []
         self.unexplained: list[tuple[int, int]] = []
+        self.whole = self.broken = self.ambiguous = 0  # walks, and reads of lines of PMD entries
         self.losses = 0
         self.of_empty = 0  # fault events after reads of empty entries
         self.lags: list[int] = []  # of those that can be about one read only
@@ -329,14 +330,13 @@ class Reference:
         if page.read_level == 1:
             kind = MISS if line in page.written else FAULT
             empty = kind == FAULT
-            if page.parent:
-                self.end_walk(ticks, page.parent)
-                self.walk = None
-            elif self.walk:
-                self.walk = None
+            self.end_walk(ticks, page.parent)
+            self.walk = None
         else:
             self.last_pmd = page, line
             kind, empty, goes_on = self.pmd_kind(page, line, ticks, following)
+            self.broken += self.walk is not None
+            self.whole += not goes_on
             self.walk = (number, line, ticks) if goes_on else None
         if empty:
             page.owed[line] += 1
@@ -358,11 +358,16 @@ class Reference:
                     record.stored = True
                     break
 
-    def end_walk(self, ticks: int, parent: tuple[Page, int]) -> None:
-        if self.walk and (self.pages[self.walk[0]], self.walk[1]) == (
-            parent[0],
-            parent[1] // self.line,
-        ):
+    def end_walk(self, ticks: int, parent: tuple[Page, int] | None) -> None:
+        is_whole = (
+            self.walk is not None
+            and parent is not None
+            and self.pages[self.walk[0]] is parent[0]
+            and self.walk[1] == parent[1] // self.line
+        )
+        self.whole += is_whole
+        self.broken += not is_whole
+        if is_whole:
             step = 16 * (ticks - self.walk[2])
             usual = self.step_16
             if usual:
@@ -384,6 +389,7 @@ class Reference:
             and next_page.parent[0] is page
             and next_page.parent[1] // self.line == line
         )
+        self.ambiguous += LEAF in states and (followed or (UNTRACED in states))
         if followed:
             late = self.step_16 and 16 * (following[0] - ticks) > 2 * self.step_16
             if LEAF in states and late:

@@ -147,6 +147,9 @@ def test_compiled_replay_equals_the_reference(
     assert rows == [(r.ticks, r.kind, r.mm, r.va, r.size) for r in reference.records]
     assert int(done.counters[replaying.UNEXPLAINED]) == len(reference.unexplained)
     assert int(done.counters[replaying.READBACKS]) == reference.readbacks
+    names = (replaying.WALKS_WHOLE, replaying.WALKS_BROKEN, replaying.AMBIGUOUS)
+    walks = tuple(done.counters[list(names)].tolist())
+    assert walks == (reference.whole, reference.broken, reference.ambiguous)
 
 
 @settings(max_examples=25)
