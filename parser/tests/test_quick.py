@@ -6,37 +6,52 @@ import pytest
 
 from ptat_parser import quick
 from ptat_parser.blocks import ACCESS_DELTA_SHIFT
-from ptat_parser.rpt import COUNTED_MAX, EMPTY, ENTRIES, EPOCH_TICKS, NO_SLOT, WRITTEN
+from ptat_parser.rpt import (
+    COUNTED_MAX,
+    EMPTY,
+    ENTRIES,
+    EPOCH_TICKS,
+    LEAF,
+    NO_SLOT,
+    NOTHING_PENDING,
+    TABLE,
+    UNTRACED,
+    WRITTEN,
+)
 
 BASE, PAGES = 0x1000, 2
 """Of the region, in units of 8 bytes and of tables."""
 
 
-def count(words, tally, state=WRITTEN, epoch=0):
-    """Count reads of the second of two tables: where they end, and what is known of its pages."""
+def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, watched=0):
+    """Count reads of the second of two tables: where they end, and what is known of its pages.
+
+    `state`, `pending`: of all its entries, or a list of that of each.
+    """
     words = np.array(words, np.uint64)
     quick_slot = np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32)
     slots = np.zeros(words.size + quick.AHEAD, np.uint32)
     base, size = np.uint64(BASE), np.uint64(PAGES * ENTRIES)
-    in_line = np.uint64(ENTRIES - 1)
+    in_line = np.uint64(ENTRIES - line)
     quick.find_slots(words, 0, words.size, base, size, in_line, quick_slot, slots)
+    counted_page = np.zeros(2 * ENTRIES // line if line > 1 else 0, np.uint32)
     range_of_frame = np.array([-1, 0], np.int32)
-    row_of = np.zeros(ENTRIES, np.uint32)
+    row_of = np.zeros(ENTRIES * line, np.uint32)
     pages = np.zeros((8, quick.PAGE_COLUMNS), np.int64)
-    states = np.full(2 * ENTRIES, state, np.uint8)
+    states, pendings, mapped = np.zeros((3, 2 * ENTRIES), np.uint8)
+    states[ENTRIES:], pendings[ENTRIES:] = state, pending
+    kinds = np.array([0, of_pmds], np.uint8)
     rows = 0
     for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
         rows = quick.note_read(number, epoch, row_of, pages, rows)
-    no_time, no_pages = np.empty(0, np.uint64), np.empty(0, np.uint32)
-    of_pmds, watched = np.zeros(2, np.uint8), np.zeros(1, np.int32)
-    pending, mapped = np.zeros((2, 2 * ENTRIES), np.uint8)
+    no_time = np.empty(0, np.uint64)
     end, now, rows = quick.count_reads(
-        words, no_time, slots, 0, words.size, np.uint64(epoch), 1, tally, np.uint64(epoch),
-        no_pages, False, of_pmds, states, pending, mapped, range_of_frame, watched, row_of, pages,
-        rows,
+        words, no_time, slots, 0, words.size, np.uint64(epoch), line, tally, np.uint64(epoch),
+        counted_page, False, kinds, states, pendings, mapped, range_of_frame,
+        np.array([watched], np.int32), row_of, pages, rows,
     )  # fmt: skip
     quick.collect(
-        2 * ENTRIES, tally, epoch, no_pages, of_pmds, states, range_of_frame, row_of, 1, pages
+        2 * ENTRIES, tally, epoch, counted_page, kinds, states, range_of_frame, row_of, line, pages
     )
     columns = np.empty((quick.PAGE_COLUMNS, rows), np.int64)
     quick.in_order(row_of, pages, columns)
@@ -93,3 +108,45 @@ def test_an_empty_entry_needs_one():
     end, _, columns = count([read(1)], np.zeros(2 * ENTRIES, np.uint64), state=EMPTY)
     assert end == 0
     assert not columns.size
+
+
+@pytest.mark.parametrize("before", [1, COUNTED_MAX - 1, COUNTED_MAX])
+@pytest.mark.parametrize(("state", "misses"), [(TABLE, 0), (LEAF, 1)])
+def test_reads_of_pmd_entries_are_misses_where_these_are_huge_pages(state, misses, before):
+    tally = np.zeros(2 * ENTRIES, np.uint64)
+    tally[ENTRIES + 7] = before
+    end, now, columns = count([read(7), read(8), read(7)], tally, state, of_pmds=2)
+    assert (end, now) == (3, 3)
+    assert columns[quick.P_PAGE].tolist() == [7, 8]
+    assert columns[quick.P_MISSES].tolist() == [misses * (before + 2), misses]
+    assert columns[quick.P_LAST].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "more", "first_page"),
+    [
+        ([TABLE] * 8, {}, 7),  # the whole line
+        ([LEAF, EMPTY, LEAF] + [EMPTY] * 5, {}, 2),
+        ([TABLE] * 7 + [EMPTY], {}, None),  # what comes next tells
+        ([TABLE] * 7 + [LEAF], {}, None),
+        ([TABLE] * 7 + [UNTRACED], {}, None),
+        ([UNTRACED] * 8, {}, None),
+        ([LEAF] * 7 + [UNTRACED], {}, None),
+        ([EMPTY] * 8, {}, None),
+        ([TABLE] * 8, {"pending": [NOTHING_PENDING] * 7 + [LEAF + 1]}, None),
+        ([LEAF] * 8, {"pending": [EMPTY + 1] + [NOTHING_PENDING] * 7}, None),
+        ([LEAF] * 8, {"watched": 1}, None),  # a fault event may be about it
+        ([TABLE] * 8, {"watched": 1}, 7),
+    ],
+)
+def test_which_lines_of_pmd_entries_need_a_closer_look(line, more, first_page):
+    entries = np.array(line + [TABLE] * (ENTRIES - 8), np.uint8)
+    if "pending" in more:
+        more = {"pending": more["pending"] + [NOTHING_PENDING] * (ENTRIES - 8)}
+    tally = np.zeros(2 * ENTRIES, np.uint64)
+    end, _, columns = count([read(0), read(8)], tally, entries, line=8, of_pmds=2, **more)
+    if first_page is None:
+        assert end == 0
+    else:
+        assert end == 2
+        assert columns[quick.P_PAGE].tolist() == [first_page, 8 * 8 + 7]

@@ -482,6 +482,36 @@ def test_a_read_too_near_to_be_what_an_event_is_about(tmp_path, both_fault):
     assert_misses(machine, tmp_path)
 
 
+@pytest.mark.parametrize("granularity", [8, 64])
+def test_reads_after_an_event_see_what_was_there_until_the_store(tmp_path, granularity):
+    machine = synthetic.Machine(granularity=granularity)
+    entries = granularity // 8
+    mm = machine.exec()
+    for index in range(entries):
+        machine.set_pte(mm, index << 21, True)
+    slot = machine.slot(machine.pmd(mm, 0), 0)
+
+    def read(times: int) -> None:
+        for _ in range(times):
+            machine.access_bus(slot, False)
+
+    read(3)
+    for name, entry, before, after in (("set", 0xE7, 2, 4), ("clear", 0, 8, 1)):
+        for index in range(entries):
+            machine.event(
+                f"ptat_leaf_{name}", mm=mm.id, slot_pa=slot + 8 * index, va=index << 21,
+                entry=entry, level=2,
+            )  # fmt: skip
+        read(before)
+        machine.store(slot)
+        read(after)
+    results = parse(machine.write(tmp_path / "s"))
+    totals = results.summary["totals"]
+    assert (totals["pmd_reads"], totals["misses"], totals["faulted"]) == (5, 12, 1)
+    pages = results.pages().to_pylist()
+    assert [page["misses"] for page in pages if page["misses"]] == [12]
+
+
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
     """They read empty entries and never fault."""
     machine = synthetic.Machine()
