@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """What a replay does with nearly all accesses, and therefore quickly.
 
-These are reads of entries of which it is known, or plain to see, what they are: misses, or reads of
-PMD entries that point to a table. All that waits
-for memory is a word with the number of a slot's reads and the time of the last. The slots are found
-beforehand, so that these words are on their way to a core's cache when they are needed; what is
-written of each read goes past its caches. A table's page that needs a closer look has `rpt.NO_SLOT`
-as its first slot: the numbers there are always 0, so that one comparison finds all that is not
-plain.
+These are reads of which it is known, or plain to see, what they are: misses, or reads of PMD
+entries that point to a table. All that waits for memory is a word with the number of a slot's reads
+and the time of the last. The slots are found beforehand, so that these words are on their way to a
+core's cache when they are needed; what is written of each read goes past its caches. A table's page
+that needs a closer look has `rpt.NO_SLOT` as its first slot: the numbers there are always 0, so
+that one comparison finds all that is not plain. What is counted of a slot is put away when its
+reads come to be of another page, or no misses any more.
 """
 
 from __future__ import annotations
@@ -121,8 +121,7 @@ def page_of_line(
                 end = i + 1
     if end == 0:
         first, end = 0, line
-    number = page_number(range_of_frame[slot // ENTRIES], slot % ENTRIES + first, end - first, line)
-    return number
+    return page_number(range_of_frame[slot // ENTRIES], slot % ENTRIES + first, end - first, line)
 
 
 @inlined

@@ -108,7 +108,7 @@ from ptat_parser.rpt import (
     page_number,
 )
 from ptat_parser.schedule import LOSS, NOTHING, Schedule
-from ptat_parser.session import Session
+from ptat_parser.session import Region, Session
 from ptat_parser.survey import FirstAccess, Progress, no_progress
 
 U64 = npt.NDArray[np.uint64]
@@ -326,6 +326,10 @@ def _no_events() -> _Timed:
     )
 
 
+_NO_CONFIG = _Config(
+    _ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, False, 0, 0,
+)  # fmt: skip
+
 _put_room, _room_in = keeping(
     _Room(
         Rpt(0, 0).tables,
@@ -335,7 +339,7 @@ _put_room, _room_in = keeping(
         np.empty((0, 0), np.int64),
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
-        _Config(_ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, False, 0, 0),
+        _NO_CONFIG,
     )
 )
 
@@ -1355,7 +1359,7 @@ class Replayer:
             False,
             int(session.channel.tick_hz * PATIENCE_S),
             np.uint64(session.channel.tick_hz * HOLD_S),
-            region.levels != "pte",
+            _has_pmds(log, region),
             bool(np.any(log.tables["kind"] == kernel_log.LEAF_SET)),
             clock.error_ticks,
             int(session.channel.tick_hz * PATIENCE_S) if session.kernel.cpus > 1 else 0,
@@ -1684,6 +1688,12 @@ class Replayer:
         return (_NO_ADDRESS, 0) if first is None or first.write else (
             np.uint64(first.address), first.ticks,
         )  # fmt: skip
+
+
+def _has_pmds(log: KernelLog, region: Region) -> bool:
+    tables = log.tables
+    linked = tables["pa"][(tables["kind"] == kernel_log.TABLE_LINK) & (tables["level"] == 2)]
+    return bool(np.any(linked - np.uint64(region.base) < np.uint64(region.size_bytes)))
 
 
 def _doubts(timed: _Timed, end: int) -> list[tuple[int, int]]:
