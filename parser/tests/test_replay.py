@@ -150,6 +150,9 @@ def test_compiled_replay_equals_the_reference(
     names = (replaying.WALKS_WHOLE, replaying.WALKS_BROKEN, replaying.AMBIGUOUS)
     walks = tuple(done.counters[list(names)].tolist())
     assert walks == (reference.whole, reference.broken, reference.ambiguous)
+    _, log, *_ = given_to_it
+    if granularity > 8 and np.any(log.tables["kind"] == kernel_log.LEAF_SET):
+        assert int(done.counters[replaying.WALK_STEP]) == reference.step_16
 
 
 @settings(max_examples=25)
