@@ -210,6 +210,8 @@ class Machine:
         untraced: float = 0.0,
         reuse: bool = False,
         readback: bool = False,
+        huge: float = 0.2,
+        cut_walks: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.granularity = granularity
@@ -221,6 +223,8 @@ class Machine:
         self.entries = entries
         self.psc = psc
         self.untraced = untraced  # share of PTE tables that find the region full
+        self.huge = huge  # share of huge pages where nothing was
+        self.cut_walks = cut_walks  # some end at an entry that points to a table
         self.reuse = reuse  # the page freed last is handed out next
         self.free = [REGION_BASE + (16 + i) * 4096 for i in range(region_pages)]
         self.now = 1000
@@ -485,7 +489,7 @@ class Machine:
         entry = self.pmd(mm, va).entries.get(va >> 21 & 511)
         if isinstance(entry, Leaf):
             self.set_huge(mm, va, True)
-        elif entry is None and self.levels == "pte+pmd" and self.rng.random() < 0.2:
+        elif entry is None and self.levels == "pte+pmd" and self.rng.random() < self.huge:
             self.set_huge(mm, va, write)
         else:
             present = self.pte(mm, va).entries.get(va >> 12 & 511)
@@ -535,7 +539,14 @@ class Machine:
             (2, lambda: self.event("ptat_marker", cookie=77)),
             (2, lambda: mm.psc.clear()),
         ]
+        if self.cut_walks:
+            actions.append((10, lambda: self.cut_walk(mm, va)))
         rng.choices([do for _, do in actions], [weight for weight, _ in actions])[0]()
+
+    def cut_walk(self, mm: Mm, va: int) -> None:
+        pmd = mm.pmds.get(va >> 30)
+        if pmd and pmd.pa and isinstance(pmd.entries.get(va >> 21 & 511), Table):
+            self.access_bus(self.slot(pmd, va >> 21 & 511), False)
 
     def address(self) -> int:
         rng = self.rng

@@ -132,12 +132,30 @@ def add_losses(machine: synthetic.Machine, choose: random.Random) -> None:
     untraced=st.sampled_from([0, 0.3]),
     chunk_blocks=st.sampled_from([1, 64]),
     readback=st.booleans(),
+    huge=st.sampled_from([0, 0.2]),
+    cut_walks=st.booleans(),
 )
 def test_compiled_replay_equals_the_reference(
-    tmp_path_factory, seed, steps, granularity, levels, lossy, untraced, chunk_blocks, readback
+    tmp_path_factory,
+    seed,
+    steps,
+    granularity,
+    levels,
+    lossy,
+    untraced,
+    chunk_blocks,
+    readback,
+    huge,
+    cut_walks,
 ):
     machine = synthetic.Machine(
-        seed, granularity, levels=levels, untraced=untraced, readback=readback
+        seed,
+        granularity,
+        levels=levels,
+        untraced=untraced,
+        readback=readback,
+        huge=huge,
+        cut_walks=cut_walks,
     ).run(steps)
     if lossy:
         add_losses(machine, random.Random(seed))
@@ -163,13 +181,14 @@ def test_compiled_replay_equals_the_reference(
     levels=st.sampled_from(["pte", "pte+pmd"]),
     cpus=st.integers(1, 4),
     readback=st.booleans(),
+    huge=st.sampled_from([0, 0.2]),
 )
 def test_misses_are_those_that_the_machine_had(
-    tmp_path_factory, seed, steps, granularity, levels, cpus, readback
+    tmp_path_factory, seed, steps, granularity, levels, cpus, readback, huge
 ):
-    machine = synthetic.Machine(seed, granularity, levels=levels, cpus=cpus, readback=readback).run(
-        steps
-    )
+    machine = synthetic.Machine(
+        seed, granularity, levels=levels, cpus=cpus, readback=readback, huge=huge
+    ).run(steps)
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
     *_, done, rows = replay(path)
     entries = granularity // 8

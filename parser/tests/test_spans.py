@@ -155,17 +155,18 @@ def test_right_on_lines_of_tables_and_huge_pages(tmp_path, monkeypatch, seed, lo
     levels=st.sampled_from(["pte", "pte+pmd"]),
     entries=st.booleans(),
     accesses=st.sampled_from([1000, 2500, 1 << 40]),
+    huge=st.sampled_from([0, 0.2]),
 )
 # What the first accesses after a cut show of walks misleads, and those before it show little.
-@example(seed=45015747, granularity=64, levels="pte+pmd", entries=False, accesses=1000)
-@example(seed=246, granularity=64, levels="pte+pmd", entries=False, accesses=1000)
-@example(seed=298, granularity=64, levels="pte+pmd", entries=False, accesses=1000)
+@example(seed=45015747, granularity=64, levels="pte+pmd", entries=False, accesses=1000, huge=0.2)
+@example(seed=246, granularity=64, levels="pte+pmd", entries=False, accesses=1000, huge=0.2)
+@example(seed=298, granularity=64, levels="pte+pmd", entries=False, accesses=1000, huge=0.2)
 def test_pages_count_what_is_written(
-    tmp_path_factory, seed, granularity, levels, entries, accesses
+    tmp_path_factory, seed, granularity, levels, entries, accesses, huge
 ):
     """Hundreds of reads between two events, long pauses, pages that hold other tables soon."""
     machine = synthetic.Machine(
-        seed, granularity, region_pages=40, levels=levels, entries=entries, reuse=True
+        seed, granularity, region_pages=40, levels=levels, entries=entries, reuse=True, huge=huge
     )
     choose = machine.rng
     machine.exec()
@@ -218,6 +219,7 @@ def test_pages_count_what_is_written(
     held_back=st.sampled_from([300, 1 << 17]),
     kind=st.sampled_from([synthetic.Machine, Steady]),
     outlined=st.booleans(),
+    huge=st.sampled_from([0, 0.2]),
 )
 def test_who_skips_spans_finds_the_same(
     tmp_path_factory,
@@ -231,6 +233,7 @@ def test_who_skips_spans_finds_the_same(
     held_back,
     kind,
     outlined,
+    huge,
 ):
     """Spans by who replays all, by who skips some between, and each by itself."""
     machine = busy_machine(
@@ -241,6 +244,7 @@ def test_who_skips_spans_finds_the_same(
         levels=levels,
         entries=entries,
         reuse=reuse,
+        huge=huge,
     )
     path = machine.write(tmp_path_factory.mktemp("spans") / "s")
     if outlined:
