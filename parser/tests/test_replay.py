@@ -126,7 +126,7 @@ def add_losses(machine: synthetic.Machine, choose: random.Random) -> None:
 @given(
     seed=st.integers(0, 1 << 32),
     steps=st.integers(1, 200),
-    granularity=st.sampled_from([8, 32, 64]),
+    granularity=st.sampled_from([8, 16, 32, 64]),
     levels=st.sampled_from(["pte", "pte+pmd"]),
     lossy=st.booleans(),
     untraced=st.sampled_from([0, 0.3]),
@@ -177,7 +177,7 @@ def test_compiled_replay_equals_the_reference(
 @given(
     seed=st.integers(0, 1 << 32),
     steps=st.integers(1, 250),
-    granularity=st.sampled_from([8, 32, 64]),
+    granularity=st.sampled_from([8, 16, 32, 64]),
     levels=st.sampled_from(["pte", "pte+pmd"]),
     cpus=st.integers(1, 4),
     readback=st.booleans(),
@@ -601,6 +601,22 @@ def test_reads_that_nothing_explains(tmp_path):
         (free[0], "of a page that holds no table"),
         (outside, "outside the region"),
     ]
+
+
+def test_a_table_that_was_moved_but_never_linked_is_none(tmp_path):
+    machine = synthetic.Machine()
+    mm = machine.exec()
+    machine.set_pte(mm, 0x5000, True)
+    machine.access(mm, 0x5000)
+    table = machine._alloc(mm, GIB, 2)
+    machine.event("ptat_table_move", mm=mm.id, pa=table.pa, va=GIB, level=2)
+    machine.event(
+        "ptat_leaf_set", mm=mm.id, slot_pa=table.pa, va=GIB, entry=0xE7, level=2
+    )  # fmt: skip
+    machine.store(table.pa)
+    machine.access_bus(table.pa, False)
+    summary = parse(machine.write(tmp_path / "s")).summary
+    assert (summary["totals"]["misses"], summary["unexplained"]["reads"]) == (1, 1)
 
 
 @pytest.mark.parametrize("granularity", [8, 64])

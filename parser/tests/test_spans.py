@@ -151,7 +151,7 @@ def test_right_on_lines_of_tables_and_huge_pages(tmp_path, monkeypatch, seed, lo
 @settings(max_examples=12)
 @given(
     seed=st.integers(0, 1 << 32),
-    granularity=st.sampled_from([8, 64]),
+    granularity=st.sampled_from([8, 16, 64]),
     levels=st.sampled_from(["pte", "pte+pmd"]),
     entries=st.booleans(),
     accesses=st.sampled_from([1000, 2500, 1 << 40]),
@@ -210,7 +210,7 @@ def test_pages_count_what_is_written(
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 1 << 32),
-    granularity=st.sampled_from([8, 64]),
+    granularity=st.sampled_from([8, 16, 64]),
     levels=st.sampled_from(["pte", "pte+pmd"]),
     entries=st.booleans(),
     lossy=st.booleans(),
