@@ -309,33 +309,53 @@ def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_P
 
 
 @jit
-def _take_misses(
+def _share_out(
     time: npt.NDArray[np.uint64],
     number: npt.NDArray[np.uint32],
     kind: npt.NDArray[np.uint8],
+    start: Integer,
+    end: Integer,
     origin_ticks: Integer,
     origin_ns: Integer,
     ns_per_tick: float,
     time_ns: npt.NDArray[np.int64],
     page: npt.NDArray[np.uint32],
-) -> Integer:
-    """Fill `time_ns` and `page` with the misses among records; return how many there are.
+    other_time_ns: npt.NDArray[np.int64],
+    other_page: npt.NDArray[np.uint32],
+    other_kind: npt.NDArray[np.uint8],
+) -> tuple[Integer, Integer]:
+    """Fill arrays with the misses among the records ``start … end``, and with the others.
 
-    Times are those of `Clock.to_ns`.
+    Returns how many there are of each when all are done, or one kind's arrays are full. Times are
+    those of `Clock.to_ns`.
     """
-    others = 0
-    for i in range(time.size):  # many at a time
-        time_ns[i] = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
-        others += kind[i] != quick.MISS
-    page[: time.size] = number
+    at_once = min(end - start, time_ns.size)
+    others: Integer = 0
+    for at in range(start, start + at_once):
+        others += kind[at] != quick.MISS
     if not others:
-        return time.size
-    n = 0
-    for i in range(time.size):
-        time_ns[n] = time_ns[i]
-        page[n] = page[i]
-        n += kind[i] == quick.MISS
-    return n
+        for at in range(at_once):  # many at a time
+            since = np.int64(time[start + at] - origin_ticks)
+            time_ns[at] = np.int64(since * ns_per_tick) + origin_ns
+        page[:at_once] = number[start : start + at_once]
+        return at_once, 0
+    # Unsigned indices take no check of their sign.
+    i, stop = np.uint64(start), np.uint64(start)
+    n, n_others, one = np.uint64(0), np.uint64(0), np.uint64(1)
+    room, room_for_others = np.uint64(time_ns.size), np.uint64(other_time_ns.size)
+    while i < np.uint64(end) and n < room and n_others < room_for_others:
+        stop = i + min(np.uint64(end) - i, min(room - n, room_for_others - n_others))
+        while i < stop:
+            # To both, as branches that nobody can tell are slow.
+            ns = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
+            time_ns[n], page[n] = ns, number[i]
+            other_time_ns[n_others], other_page[n_others] = ns, number[i]
+            other_kind[n_others] = kind[i]
+            is_miss = np.uint64(kind[i] == quick.MISS)
+            n += is_miss
+            n_others += one - is_miss
+            i += one
+    return np.int64(n), np.int64(n_others)
 
 
 _ROOM_ALONE, _ROOM_BEHIND = 32, 8
@@ -445,20 +465,16 @@ class _Output:
     def _write(self, records: Records, rows: int) -> Records:
         fitted = self._made_by.fitted
         misses, others = self._files
-        start = 0
-        while start < rows:
-            time_ns, page = misses.room()
-            at = slice(start, min(start + page.size, rows))
-            n = _take_misses(
-                records.time[at], records.page[at], records.kind[at],
+        done = 0
+        while done < rows:
+            found, left = _share_out(
+                records.time, records.page, records.kind, done, rows,
                 np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick,
-                time_ns, page,
+                *misses.room(), *others.room(),
             )  # fmt: skip
-            misses.filled(n)
-            if n < at.stop - start:
-                of = start + np.flatnonzero(records.kind[at] != quick.MISS)
-                others.write(fitted.to_ns(records.time[of]), records.page[of], records.kind[of])
-            start = at.stop
+            misses.filled(found)
+            others.filled(left)
+            done += found + left
         return records
 
 

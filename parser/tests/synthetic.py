@@ -224,7 +224,7 @@ class Machine:
         self.psc = psc
         self.untraced = untraced  # share of PTE tables that find the region full
         self.huge = huge  # share of huge pages where nothing was
-        self.cut_walks = cut_walks  # some end at an entry that points to a table
+        self.cut_walks = cut_walks  # some end at an entry that points to a table, or pause there
         self.reuse = reuse  # the page freed last is handed out next
         self.free = [REGION_BASE + (16 + i) * 4096 for i in range(region_pages)]
         self.now = 1000
@@ -545,8 +545,12 @@ class Machine:
 
     def cut_walk(self, mm: Mm, va: int) -> None:
         pmd = mm.pmds.get(va >> 30)
-        if pmd and pmd.pa and isinstance(pmd.entries.get(va >> 21 & 511), Table):
+        table = pmd.entries.get(va >> 21 & 511) if pmd and pmd.pa else None
+        if pmd and isinstance(table, Table):
             self.access_bus(self.slot(pmd, va >> 21 & 511), False)
+            if table.pa and self.rng.random() < 0.5:
+                self.event("ptat_marker", cookie=78)
+                self.access_bus(self.slot(table, va >> 12 & 511), False)
 
     def address(self) -> int:
         rng = self.rng
