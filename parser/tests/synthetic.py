@@ -8,7 +8,7 @@ Every choice comes from one seeded generator.
 import json
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -502,11 +502,21 @@ class Machine:
 
     # The whole run ------------------------------------------------------------------------------
 
-    def run(self, steps: int) -> "Machine":
-        """Do `steps` random things, then end the recording."""
+    def run(self, steps: int, walks: int = 0) -> "Machine":
+        """Do `steps` random things, then so many walks without a fault; end the recording."""
         self.exec()
         for _ in range(steps):
             self.step()
+        mapped = list(self.all_mapped())
+        for _ in range(walks if mapped else 0):
+            mm, va = self.rng.choice(mapped)
+            if self.rng.random() < 0.8:
+                mm.psc.clear()
+            if self.cut_walks and self.rng.random() < 0.1:
+                self.cut_walk(mm, va)
+            else:
+                self.walk(mm, va, False)
+            self.now += 100
         for mm in list(self.mms):
             self.exit(mm)
         self.event("ptat_marker", cookie=2)
@@ -560,6 +570,14 @@ class Machine:
             | rng.randrange(20) << 12
             | rng.randrange(512) << 3
         )
+
+    def all_mapped(self) -> Iterator[tuple[Mm, int]]:
+        for mm in self.mms:
+            for gib, pmd in mm.pmds.items():
+                for index, entry in pmd.entries.items():
+                    base = (gib << 30) + (index << 21)
+                    pages = entry.entries if isinstance(entry, Table) else [0]
+                    yield from ((mm, base + (page << 12)) for page in pages)
 
     def mapped(self, mm: Mm, va: int) -> bool:
         table = mm.pmds.get(va >> 30)

@@ -156,7 +156,7 @@ def test_compiled_replay_equals_the_reference(
         readback=readback,
         huge=huge,
         cut_walks=cut_walks,
-    ).run(steps)
+    ).run(steps, walks=300)
     if lossy:
         add_losses(machine, random.Random(seed))
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
@@ -188,7 +188,7 @@ def test_misses_are_those_that_the_machine_had(
 ):
     machine = synthetic.Machine(
         seed, granularity, levels=levels, cpus=cpus, readback=readback, huge=huge
-    ).run(steps)
+    ).run(steps, walks=300)
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
     *_, done, rows = replay(path)
     entries = granularity // 8
