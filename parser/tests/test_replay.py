@@ -534,6 +534,31 @@ def test_reads_after_an_event_see_what_was_there_until_the_store(tmp_path, granu
     assert [page["misses"] for page in pages if page["misses"]] == [12]
 
 
+def test_a_walk_that_pauses_has_a_long_step(tmp_path):
+    """How long steps are is learnt of lines of tables, wherever a walk's reads are."""
+    machine = synthetic.Machine(granularity=64, psc=False)
+    mm = machine.exec()
+    for index in range(8):
+        machine.set_pte(mm, index << 21, True)
+    machine.set_huge(mm, GIB, True)  # else nobody asks
+    pmd = machine.pmd(mm, 0)
+    table = machine.pte(mm, 0)
+    found = []
+    for pause in (False, True):
+        for _ in range(3):
+            machine.walk(mm, 0, False)
+        machine.access_bus(machine.slot(pmd, 0), False)
+        if pause:
+            machine.event("ptat_marker", cookie=78)
+        machine.access_bus(machine.slot(table, 0), False, range(50, 51))
+        *given_to_it, done, _ = replay(machine.write(tmp_path / f"{pause}"))
+        reference = reference_of(*given_to_it)
+        assert int(done.counters[replaying.WALKS_WHOLE]) == reference.whole
+        assert int(done.counters[replaying.WALK_STEP]) == reference.step_16
+        found.append(reference.step_16)
+    assert found[1] > found[0] + 16
+
+
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
     """They read empty entries and never fault."""
     machine = synthetic.Machine()
