@@ -559,8 +559,8 @@ class Machine:
         if pmd and isinstance(table, Table):
             self.access_bus(self.slot(pmd, va >> 21 & 511), False)
             if table.pa and self.rng.random() < 0.5:
-                self.event("ptat_marker", cookie=78)
-                self.access_bus(self.slot(table, va >> 12 & 511), False)
+                self.store(self.slot(table, 511))
+                self.access_bus(self.slot(table, va >> 12 & 511), False, range(40, 60))
 
     def address(self) -> int:
         rng = self.rng

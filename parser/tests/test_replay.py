@@ -549,7 +549,7 @@ def test_a_walk_that_pauses_has_a_long_step(tmp_path):
             machine.walk(mm, 0, False)
         machine.access_bus(machine.slot(pmd, 0), False)
         if pause:
-            machine.event("ptat_marker", cookie=78)
+            machine.store(machine.slot(table, 511))
         machine.access_bus(machine.slot(table, 0), False, range(50, 51))
         *given_to_it, done, _ = replay(machine.write(tmp_path / f"{pause}"))
         reference = reference_of(*given_to_it)
