@@ -20,17 +20,19 @@ its own:
 * outline: what ``ptat record`` writes beside the capture at its end; without_outline: counts_only
   where that was not done, so that the capture is read twice
 * counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
-* bound_workers: two of these at once, in processes that share nothing but the machine
+* bound_workers: two of these at once, in processes that share nothing but the machine;
+  bound_parquet_2: two of bound_parquet at once, which says how much of a second core there is
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
   a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
 
 All are one core's, by the CPU time that they take, which on a machine with nothing else to do is
-the time that passes; but bound_workers and workers_2, ``ptat parse --workers 2``, are by the
-latter. `elapsed_s` has that of all. The counts of all must be the same. `start_s` is how long a
-Python takes from its start to the results of a capture of 100,000 records, when what numba compiles
-is in its cache. `peak_mib` is the most memory of one process, of workers_2 that of all together,
-what they share counted once. `ratios` are those that have aims: counts of a plain sum, two workers
-of one; and, for comparison, two workers of two that share nothing.
+the time that passes; but bound_workers, bound_parquet_2 and workers_2, ``ptat parse --workers 2``,
+are by the latter. `elapsed_s` has that of all. The counts of all must be the same. `start_s` is how
+long a Python takes from its start to the results of a capture of 100,000 records, when what numba
+compiles is in its cache. `peak_mib` is the most memory of one process, of workers_2 that of all
+together, what they share counted once. `ratios` are those that have aims: counts of a plain sum,
+two workers of one; and, for comparison, two workers of two that share nothing, and two bounds of
+one.
 """
 
 from __future__ import annotations
@@ -48,16 +50,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import archive, blocks, kernel_log, outline, parse, quick, wire
+from ptat_parser import archive, blocks, kernel_log, outline, parse, quick, storage, wire
 from ptat_parser.blocks import BusReader
 from ptat_parser.jit import Integer, jit
 from ptat_parser.parquet import Column, Writer
@@ -74,7 +76,7 @@ JOIN_RECORDS = 5_000_000
 
 STREAM_BYTES = 1 << 20
 
-BY_ELAPSED = ("bound_workers", "workers_2")
+BY_ELAPSED = ("bound_workers", "bound_parquet_2", "workers_2")
 """What more than one core does."""
 
 
@@ -181,7 +183,7 @@ def _bound_exactly(path: Path, keep: bool) -> int:
     room = blocks.READ_BLOCKS * wire.BLOCK_RECORDS_MAX
     times, numbers = np.empty(room, np.uint64), np.empty(room, np.uint32)
     reads = rows = 0
-    with (path / "bus.0.raw").open("rb", buffering=0) as file, tempfile.TemporaryFile() as output:
+    with (path / "bus.0.raw").open("rb", buffering=0) as file, _output() as output:
         epoch = np.uint64(0)
         columns = [Column("time", np.int64), Column("page", np.uint32)]
         with Writer(output, columns) as writer:
@@ -197,6 +199,16 @@ def _bound_exactly(path: Path, keep: bool) -> int:
                 if keep:
                     writer.write(times[:found], numbers[:found])
     return reads
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[IO[bytes]]:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        # As a parse writes long traces: who fills the page cache waits for memory.
+        storage.open_passing(Path(directory) / "output") as output,
+    ):
+        yield output
 
 
 def bound_counts(path: Path) -> int:
@@ -274,6 +286,11 @@ def bound_workers(path: Path) -> int:
         return sum(_two_processes().map(to_parquet, [path, copy], chunksize=1))
     finally:
         shutil.rmtree(copy)
+
+
+def bound_parquet_2(path: Path) -> int:
+    """Two of `bound_parquet` at once; return the number of reads of both."""
+    return sum(_two_processes().map(bound_parquet, [path, path], chunksize=1))
 
 
 # The joins ----------------------------------------------------------------------------------------
@@ -409,6 +426,7 @@ def measure(what: str, path: Path) -> dict[str, Any]:
             "counts_only": counts_only,
             "to_parquet": to_parquet,
             "bound_workers": bound_workers,
+            "bound_parquet_2": bound_parquet_2,
             "workers_2": workers_2,
         }
         if what not in ("streaming", "streaming_aligned"):
@@ -481,6 +499,7 @@ FIGURES = (
     "counts_only",
     "bound_parquet",
     "to_parquet",
+    "bound_parquet_2",
     "bound_workers",
     "workers_2",
 )
@@ -513,6 +532,7 @@ def run(path: Path, small: Path, joins: Sequence[str]) -> dict[str, Any]:
         "counts_of_streaming": speeds["counts_only"] / speeds["streaming"],
         "workers_of_one": speeds["workers_2"] / speeds["to_parquet"],
         "workers_of_bound": speeds["workers_2"] / speeds["bound_workers"],
+        "bounds_of_one": speeds["bound_parquet_2"] / speeds["bound_parquet"],
     }
     return {
         **speeds,

@@ -31,6 +31,7 @@ def test_bench_explains_what_it_made():
         "bound_counts",
         "counts_only",
         "bound_parquet",
+        "bound_parquet_2",
         "to_parquet",
         "workers_2",
         "duckdb",
