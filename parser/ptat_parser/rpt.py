@@ -398,10 +398,16 @@ class Rpt:
                     t.page_of_range[old] = -1
                 t.last_read[slots] = 0
             t.range_of_frame[frame] = range_
-            t.of_pmds[frame] = self.ranges[range_].level == 2
+            t.of_pmds[frame] = self._of_pmds(range_, slots)
         is_as_linked = (t.level[page] == 2) == (t.of_pmds[frame] > 0)
         quick = is_as_linked and (t.of_pmds[frame] or not t.watched[range_])
         t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
+
+    def _of_pmds(self, range_: int, slots: slice) -> int:
+        if self.ranges[range_].level != 2:
+            return 0
+        state, pending = self.tables.state[slots], self.tables.pending[slots]
+        return 1 + bool(np.any((state == LEAF) | (pending == LEAF + 1)))
 
     def restart(self) -> None:
         """Forget what fault events wait for, as before a span."""

@@ -263,6 +263,28 @@ def test_tables_move_with_their_parent(tmp_path, levels):
     assert misses == {(4096, 0x5000): 2, (4096, 5 * GIB + 0x5000): 1}
 
 
+def test_huge_pages_move_with_their_table(tmp_path):
+    machine = synthetic.Machine(psc=False)
+    mm = machine.exec()
+    machine.set_huge(mm, 0, True)
+    machine.move(mm, 0, 5 * GIB)
+    for _ in range(3):
+        machine.walk(mm, 5 * GIB, False)
+    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(replaying.MISS, mm.id, 5 * GIB)] * 3
+
+
+def test_huge_pages_of_a_table_that_is_linked_later(tmp_path):
+    machine = synthetic.Machine(psc=False)
+    mm = machine.exec()
+    table = machine._alloc(mm, 0, 2)
+    machine.event("ptat_leaf_set", mm=mm.id, slot_pa=table.pa, va=0, entry=0xE7, level=2)
+    machine.store(table.pa)
+    machine.event("ptat_table_link", mm=mm.id, pa=table.pa, slot_pa=0, va=0, level=2)
+    for _ in range(3):
+        machine.access_bus(table.pa, False)
+    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(replaying.MISS, mm.id, 0)] * 3
+
+
 def test_stale_reads_belong_to_the_old_owner(tmp_path):
     """Between a table's free and its page's next link, a walk through a stale entry."""
     machine = synthetic.Machine()
