@@ -593,7 +593,7 @@ def _watch_pmds(range_: Integer, t: Tables, pages: I64, count: I64, line: Intege
     """Count a fault event about a range of level 2: misses of its huge pages are held."""
     t.watched[range_] += 1
     page = t.last_page[range_]
-    if t.watched[range_] == 1 and page >= 0:
+    if t.watched[range_] == 1 and page >= 0 and t.of_pmds[t.frame[page]] == 2:
         epoch = np.uint64(count[EPOCH])
         first = np.int64(t.frame[page]) * ENTRIES
         for slot in range(first, first + ENTRIES, line):
