@@ -29,12 +29,15 @@ from ptat_parser.rpt import (
     ENTRIES,
     LEAF,
     NOTHING_PENDING,
+    OF_PMDS,
     ROW_MASK,
     TABLE,
+    TABLES_ONLY,
     UNTRACED,
     are_misses,
     page_counted,
     page_number,
+    take,
     taken,
 )
 
@@ -64,6 +67,7 @@ _PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
 _PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _ENTRY = np.uint64(ENTRIES - 1)
+_OF_PMDS, _SLOT = np.uint32(OF_PMDS), np.uint32(OF_PMDS - 1)
 _ROW_MASK, _WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
 _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
@@ -164,15 +168,12 @@ def put_away(
     pages: I64,
 ) -> None:
     """Move what was counted of a line to the row of its page: what comes may be of another."""
-    counted = tally[slot]
-    if counted:
-        page = page_counted(slot, line, counted_page, range_of_frame)
-        row = np.int64(row_of[page] & _ROW_MASK)
-        last_ticks = np.int64((counted >> _COUNT_SHIFT) + epoch)
-        if are_misses(slot, of_pmds, state):
-            pages[row, P_MISSES] += np.int64(counted & _COUNT_MASK)
+    if tally[slot]:
+        row, misses, last_ticks = take(
+            slot, line, tally, epoch, counted_page, of_pmds, state, range_of_frame, row_of
+        )
+        pages[row, P_MISSES] += misses
         pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks)
-        tally[slot] = _ZERO
 
 
 @jit
@@ -185,17 +186,23 @@ def find_slots(
     in_line: Integer,
     quick_slot: U32,
     slots: U32,
-) -> None:
+) -> bool:
     """The slot that each access from `start` to `end` reads, if `count_reads` may count it.
+
+    Returns whether PMD entries are among these.
 
     `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's index that a bus
     address shows.
     """
     i, stop = np.uint64(start), np.uint64(end)
+    flags = np.uint32(0)
     while i < stop:
         place = min((words[i] & _PLACE) - base, size)
-        slots[i] = quick_slot[place >> _PAGE_SHIFT] + (place & in_line)
+        first = quick_slot[place >> _PAGE_SHIFT]
+        flags |= first
+        slots[i] = np.uint64(first & _SLOT) + (place & in_line)
         i += _ONE
+    return bool(flags & _OF_PMDS)
 
 
 @inlined
@@ -341,7 +348,7 @@ def pair_reads(
         whole += was_pmd & ~is_pmd & (parent_slot[frame] & -line == before)
         before, was_pmd = np.int64(slot), is_pmd
         i += _ONE
-    return huge < 2, whole, end - start - pmds - whole + pmds_of_pmds
+    return huge <= TABLES_ONLY, whole, end - start - pmds - whole + pmds_of_pmds
 
 
 @jit

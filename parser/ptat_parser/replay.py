@@ -100,15 +100,17 @@ from ptat_parser.rpt import (
     ROW_MASK,
     TABLE,
     UNTRACED,
+    WITH_LEAVES,
     WRITTEN,
     Counts,
     Rpt,
     Tables,
     are_misses,
+    first_quick,
     page_number,
 )
 from ptat_parser.schedule import LOSS, NOTHING, Schedule
-from ptat_parser.session import Region, Session
+from ptat_parser.session import Session
 from ptat_parser.survey import FirstAccess, Progress, no_progress
 
 U64 = npt.NDArray[np.uint64]
@@ -278,8 +280,7 @@ class _Config(NamedTuple):
     skips: bool  # only what stores do is of interest
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
-    pmds: bool  # reads of PMD entries are visible
-    huge: bool  # … and some may be of huge pages
+    huge: bool  # reads of PMD entries may be of huge pages
     clock_error: int  # ticks that the clocks may be apart
     overtaken: int  # ticks after its read that a CPU's event may come behind another's; 0: one CPU
 
@@ -327,7 +328,7 @@ def _no_events() -> _Timed:
 
 
 _NO_CONFIG = _Config(
-    _ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, False, 0, 0,
+    _ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, 0, 0,
 )  # fmt: skip
 
 _put_room, _room_in = keeping(
@@ -585,7 +586,10 @@ def _watch(range_: Integer, step: Integer, t: Tables) -> None:
     t.watched[range_] += step
     page = t.last_page[range_]
     if page >= 0 and t.level[page] == 1 and t.range_of_frame[t.frame[page]] == range_:
-        t.quick_slot[page] = NO_SLOT if t.watched[range_] else np.int64(t.frame[page]) * ENTRIES
+        frame = t.frame[page]
+        t.quick_slot[page] = (
+            NO_SLOT if t.watched[range_] else first_quick(frame, 1, t.of_pmds[frame])
+        )
 
 
 @inlined
@@ -593,7 +597,7 @@ def _watch_pmds(range_: Integer, t: Tables, pages: I64, count: I64, line: Intege
     """Count a fault event about a range of level 2: misses of its huge pages are held."""
     t.watched[range_] += 1
     page = t.last_page[range_]
-    if t.watched[range_] == 1 and page >= 0 and t.of_pmds[t.frame[page]] == 2:
+    if t.watched[range_] == 1 and page >= 0 and t.of_pmds[t.frame[page]] == WITH_LEAVES:
         epoch = np.uint64(count[EPOCH])
         first = np.int64(t.frame[page]) * ENTRIES
         for slot in range(first, first + ENTRIES, line):
@@ -1075,7 +1079,7 @@ def _replay(
                 following, _ = _read(chunk.words[first + GROUP], _ZERO)
                 following_ticks = np.int64(chunk.time[first + GROUP])
         quick_end = _until(words, time, i, end, now, latest, next_timed)
-        find_slots(words, i, end, first_place, places, in_line, quick_slot, slots)
+        pmds_here = find_slots(words, i, end, first_place, places, in_line, quick_slot, slots)
         while i < end:
             if n_output > 0 and i < quick_end and may_count(slots[i]):
                 began, before = i, now
@@ -1089,7 +1093,7 @@ def _replay(
                         words, time, slots, began, i, before, line, counted_page, ranges,
                         out_time, out_page, n_output - first_row,
                     )  # fmt: skip
-                if config.pmds:
+                if pmds_here or pmd_line >= 0:
                     pmd_line = _count_walks(
                         words, time, slots, began, i, before, now, pmd_line, line, config.huge,
                         of_pmds, parent_slots, state, out_kind, n_output - first_row, count,
@@ -1359,7 +1363,6 @@ class Replayer:
             False,
             int(session.channel.tick_hz * PATIENCE_S),
             np.uint64(session.channel.tick_hz * HOLD_S),
-            _has_pmds(log, region),
             bool(np.any(log.tables["kind"] == kernel_log.LEAF_SET)),
             clock.error_ticks,
             int(session.channel.tick_hz * PATIENCE_S) if session.kernel.cpus > 1 else 0,
@@ -1533,7 +1536,7 @@ class Replayer:
         done_accesses = span.first_access
         done_blocks = span.first_block
         cut = span.number > 0 or span.end_ticks is not None
-        learns = cut and config.line > 1 and config.pmds and config.huge
+        learns = cut and config.line > 1 and config.huge
         learned = False
         begun: deque[tuple[int, int]] = deque()  # chunks: first access and read of each
         last_ticks = 0
@@ -1688,12 +1691,6 @@ class Replayer:
         return (_NO_ADDRESS, 0) if first is None or first.write else (
             np.uint64(first.address), first.ticks,
         )  # fmt: skip
-
-
-def _has_pmds(log: KernelLog, region: Region) -> bool:
-    tables = log.tables
-    linked = tables["pa"][(tables["kind"] == kernel_log.TABLE_LINK) & (tables["level"] == 2)]
-    return bool(np.any(linked - np.uint64(region.base) < np.uint64(region.size_bytes)))
 
 
 def _doubts(timed: _Timed, end: int) -> list[tuple[int, int]]:

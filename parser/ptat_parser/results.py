@@ -43,7 +43,7 @@ from ptat_parser.clock import Clock
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.forked import can_fork
-from ptat_parser.jit import Integer, jit
+from ptat_parser.jit import Integer, inlined, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
 from ptat_parser.parquet import Column, Text, Writer
@@ -308,6 +308,14 @@ def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_P
     )
 
 
+@inlined
+def _to_ns(
+    ticks: Integer, origin_ticks: Integer, origin_ns: Integer, ns_per_tick: float
+) -> Integer:
+    """`Clock.to_ns` of one time."""
+    return np.int64(np.int64(ticks - origin_ticks) * ns_per_tick) + origin_ns
+
+
 @jit
 def _share_out(
     time: npt.NDArray[np.uint64],
@@ -326,8 +334,7 @@ def _share_out(
 ) -> tuple[Integer, Integer]:
     """Fill arrays with the misses among the records ``start … end``, and with the others.
 
-    Returns how many there are of each when all are done, or one kind's arrays are full. Times are
-    those of `Clock.to_ns`.
+    Returns how many there are of each when all are done, or one kind's arrays are full.
     """
     at_once = min(end - start, time_ns.size)
     others: Integer = 0
@@ -335,8 +342,7 @@ def _share_out(
         others += kind[at] != quick.MISS
     if not others:
         for at in range(at_once):  # many at a time
-            since = np.int64(time[start + at] - origin_ticks)
-            time_ns[at] = np.int64(since * ns_per_tick) + origin_ns
+            time_ns[at] = _to_ns(time[start + at], origin_ticks, origin_ns, ns_per_tick)
         page[:at_once] = number[start : start + at_once]
         return at_once, 0
     # Unsigned indices take no check of their sign.
@@ -347,7 +353,7 @@ def _share_out(
         stop = i + min(np.uint64(end) - i, min(room - n, room_for_others - n_others))
         while i < stop:
             # To both, as branches that nobody can tell are slow.
-            ns = np.int64(np.int64(time[i] - origin_ticks) * ns_per_tick) + origin_ns
+            ns = _to_ns(time[i], origin_ticks, origin_ns, ns_per_tick)
             time_ns[n], page[n] = ns, number[i]
             other_time_ns[n_others], other_page[n_others] = ns, number[i]
             other_kind[n_others] = kind[i]

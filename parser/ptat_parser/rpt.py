@@ -81,16 +81,17 @@ class Tables(NamedTuple):
 
     One element for each page of the region: `level` and `store_level` (uint8), what reads and
     stores of it mean (stores begin when the page is handed out, before it is linked), `frame`
-    (int32) and `quick_slot` (uint32; one more), the first slot of a table, unless it is one of PTEs
-    that a fault event to come is about: then, and else, `NO_SLOT`. For each frame: `range_of_frame`
-    (int32) and `parent_slot` (int64), -1 for none; whether it is a table `of_pmds` (uint8), 2 if
-    with huge pages. For each range: `page_of_range` (int32), the region's page that serves it now,
-    or -1; `last_page` (int32), the last that did; `watched` (int32), how many fault events to come
-    are about it; `row_of` (uint32, for each page number that it can have), the page's row in what a
-    replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the page was read. For
-    each slot its `state`; the state that a store will bring (`pending`); reads that faulted and
-    whose event has not come yet (`owed`), and when the last of them was (`owed_ticks`, uint64); and
-    whether its entry is `mapped` (else uint8).
+    (int32) and `quick_slot` (uint32; one more), the first slot of a table, with `OF_PMDS` if it is
+    one of PMDs, unless it is one of PTEs that a fault event to come is about: then, and else,
+    `NO_SLOT`. For each frame: `range_of_frame` (int32) and `parent_slot` (int64), -1 for none;
+    whether it is a table `of_pmds` (uint8): 0, `TABLES_ONLY` or `WITH_LEAVES`. For each range:
+    `page_of_range` (int32), the region's page that serves it now, or -1; `last_page` (int32), the
+    last that did; `watched` (int32), how many fault events to come are about it; `row_of` (uint32,
+    for each page number that it can have), the page's row in what a replay counts, or 0, in the
+    bits of `ROW_MASK`; the other one says that the page was read. For each slot its `state`; the
+    state that a store will bring (`pending`); reads that faulted and whose event has not come yet
+    (`owed`), and when the last of them was (`owed_ticks`, uint64); and whether its entry is
+    `mapped` (else uint8).
 
     Of a slot whose reads are known to be of one page, which has a row, `tally` (uint64) has their
     number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks after
@@ -123,6 +124,12 @@ class Tables(NamedTuple):
 
 NO_SLOT = 0
 """Begins the slots of frame 0, which no page of the region has."""
+
+OF_PMDS = 1 << 31
+"""Of an element of `Tables.quick_slot`. Slots that would need this bit themselves, which are those
+of tables after 16 GiB of others, are not there."""
+
+TABLES_ONLY, WITH_LEAVES = 1, 2  # of `Tables.of_pmds`: no entry is a huge page, or some may be
 
 ROW_MASK = (1 << 31) - 1
 """Of an element of `Tables.row_of`."""
@@ -320,7 +327,7 @@ class Rpt:
                 self._retire(slice(line, line + self.line))
             self.tables.pending[slot] = state + 1
             if state == LEAF and self.tables.of_pmds[slot // ENTRIES]:
-                self.tables.of_pmds[slot // ENTRIES] = 2
+                self.tables.of_pmds[slot // ENTRIES] = WITH_LEAVES
             self._announced.add(slot)
 
     def _alloc(self, mm: Mm, address: int, level: int) -> None:
@@ -399,15 +406,17 @@ class Rpt:
                 t.last_read[slots] = 0
             t.range_of_frame[frame] = range_
             t.of_pmds[frame] = self._of_pmds(range_, slots)
-        is_as_linked = (t.level[page] == 2) == (t.of_pmds[frame] > 0)
-        quick = is_as_linked and (t.of_pmds[frame] or not t.watched[range_])
-        t.quick_slot[page] = frame * ENTRIES if quick else NO_SLOT
+        watched = t.watched[range_] and not t.of_pmds[frame]
+        t.quick_slot[page] = (
+            NO_SLOT if watched else first_quick(frame, t.level[page], t.of_pmds[frame])
+        )
 
     def _of_pmds(self, range_: int, slots: slice) -> int:
         if self.ranges[range_].level != 2:
             return 0
         state, pending = self.tables.state[slots], self.tables.pending[slots]
-        return 1 + bool(np.any((state == LEAF) | (pending == LEAF + 1)))
+        leaves = np.any((state == LEAF) | (pending == LEAF + 1))
+        return WITH_LEAVES if leaves else TABLES_ONLY
 
     def restart(self) -> None:
         """Forget what fault events wait for, as before a span."""
@@ -415,9 +424,7 @@ class Rpt:
         for name in _OF_FAULTS:
             getattr(t, name)[: self.slots] = 0
         t.watched[:] = 0
-        first_slot = t.frame.astype(np.int64) * ENTRIES
-        level = 1 + (t.of_pmds[t.frame] > 0)
-        t.quick_slot[:-1] = np.where(t.level == level, first_slot, NO_SLOT)
+        _all_quick(t.frame, t.level, t.of_pmds, t.quick_slot)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what reads left behind."""
@@ -495,6 +502,54 @@ def page_counted(
     return page_number(range_of_frame[slot // ENTRIES], slot % ENTRIES, 1, 1)
 
 
+@inlined
+def first_quick(frame: Integer, level: Integer, of_pmds: Integer) -> Integer:
+    """The element of `Tables.quick_slot` of a table that no fault event to come is about.
+
+    `NO_SLOT` of one that is not what it was linked as.
+    """
+    slot = np.int64(frame) * ENTRIES
+    if level != (2 if of_pmds else 1) or slot >= OF_PMDS:
+        return NO_SLOT
+    return slot | OF_PMDS if of_pmds else slot
+
+
+@jit
+def _all_quick(
+    frames: npt.NDArray[np.int32],
+    levels: npt.NDArray[np.uint8],
+    of_pmds: npt.NDArray[np.uint8],
+    quick_slot: npt.NDArray[np.uint32],
+) -> None:
+    for page in range(frames.size):
+        quick_slot[page] = NO_SLOT
+        if frames[page] >= 0:
+            quick_slot[page] = first_quick(frames[page], levels[page], of_pmds[frames[page]])
+
+
+@inlined
+def take(
+    slot: Integer,
+    line: Integer,
+    tally: npt.NDArray[np.uint64],
+    epoch_ticks: Integer,
+    counted_page: npt.NDArray[np.uint32],
+    of_pmds: npt.NDArray[np.uint8],
+    state: npt.NDArray[np.uint8],
+    range_of_frame: npt.NDArray[np.int32],
+    row_of: npt.NDArray[np.uint32],
+) -> tuple[Integer, Integer, Integer]:
+    """What was counted of a slot, which is 0 then: a row of the columns of `Counts`."""
+    counted = tally[slot]
+    tally[slot] = 0
+    page = page_counted(slot, line, counted_page, range_of_frame)
+    misses = np.int64(0)
+    if are_misses(slot, of_pmds, state):
+        misses = np.int64(counted & np.uint64(COUNTED_MAX))
+    last_ticks = np.int64(epoch_ticks) + np.int64(counted >> np.uint64(COUNT_BITS))
+    return np.int64(row_of[page] & np.uint32(ROW_MASK)), misses, last_ticks
+
+
 @jit
 def taken(
     first: Integer,
@@ -514,12 +569,9 @@ def taken(
     n = 0
     for slot in range(first, end):
         if tally[slot]:
-            page = page_counted(slot, line, counted_page, range_of_frame)
-            rows[n] = row_of[page] & ROW_MASK
-            misses[n] = 0
-            if are_misses(slot, of_pmds, state):
-                misses[n] = np.int64(tally[slot] & np.uint64(COUNTED_MAX))
-            last_ticks[n] = epoch_ticks + np.int64(tally[slot] >> np.uint64(COUNT_BITS))
-            tally[slot] = 0
+            rows[n], misses[n], last_ticks[n] = take(
+                slot, line, tally, epoch_ticks, counted_page, of_pmds, state, range_of_frame,
+                row_of,
+            )  # fmt: skip
             n += 1
     return rows[:n], misses[:n], last_ticks[:n]

@@ -14,9 +14,13 @@ from ptat_parser.rpt import (
     LEAF,
     NO_SLOT,
     NOTHING_PENDING,
+    OF_PMDS,
     TABLE,
+    TABLES_ONLY,
     UNTRACED,
+    WITH_LEAVES,
     WRITTEN,
+    first_quick,
 )
 
 BASE, PAGES = 0x1000, 2
@@ -33,7 +37,7 @@ def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, wa
     slots = np.zeros(words.size + quick.AHEAD, np.uint32)
     base, size = np.uint64(BASE), np.uint64(PAGES * ENTRIES)
     in_line = np.uint64(ENTRIES - line)
-    quick.find_slots(words, 0, words.size, base, size, in_line, quick_slot, slots)
+    assert not quick.find_slots(words, 0, words.size, base, size, in_line, quick_slot, slots)
     counted_page = np.zeros(2 * ENTRIES // line if line > 1 else 0, np.uint32)
     range_of_frame = np.array([-1, 0], np.int32)
     row_of = np.zeros(ENTRIES * line, np.uint32)
@@ -60,6 +64,39 @@ def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, wa
 
 def read(entry, delta=1):
     return BASE + ENTRIES + entry | delta << int(ACCESS_DELTA_SHIFT)
+
+
+def test_whether_pmd_entries_are_among_the_slots():
+    quick_slot = np.array([ENTRIES | OF_PMDS, 2 * ENTRIES, NO_SLOT], np.uint32)
+    slots = np.zeros(2, np.uint32)
+
+    def found(*entries):
+        words = np.array([BASE + entry for entry in entries], np.uint64)
+        base, size = np.uint64(BASE), np.uint64(PAGES * ENTRIES)
+        return quick.find_slots(words, 0, 2, base, size, np.uint64(ENTRIES - 1), quick_slot, slots)
+
+    assert found(3, ENTRIES + 5)
+    assert slots.tolist() == [ENTRIES + 3, 2 * ENTRIES + 5]
+    assert not found(ENTRIES, 2 * ENTRIES)
+    assert slots.tolist() == [2 * ENTRIES, NO_SLOT]
+
+
+@pytest.mark.parametrize(
+    ("frame", "level", "of_pmds", "first"),
+    [
+        (7, 1, 0, 7 * ENTRIES),
+        (7, 2, TABLES_ONLY, 7 * ENTRIES | OF_PMDS),
+        (7, 2, WITH_LEAVES, 7 * ENTRIES | OF_PMDS),
+        (7, 0, 0, NO_SLOT),
+        (7, 2, 0, NO_SLOT),
+        (7, 1, TABLES_ONLY, NO_SLOT),
+        ((1 << 22) - 1, 1, 0, (1 << 31) - ENTRIES),
+        (1 << 22, 1, 0, NO_SLOT),  # would be taken for one of PMDs
+        (1 << 22, 2, TABLES_ONLY, NO_SLOT),
+    ],
+)
+def test_the_first_slot_of_a_table(frame, level, of_pmds, first):
+    assert first_quick(frame, level, of_pmds) == first
 
 
 @pytest.mark.parametrize("before", [1, COUNTED_MAX - 2, COUNTED_MAX - 1, COUNTED_MAX])

@@ -581,6 +581,24 @@ def test_a_walk_that_pauses_has_a_long_step(tmp_path):
     assert found[1] > found[0] + 16
 
 
+@pytest.mark.parametrize("granularity", [8, 64])
+def test_a_walk_of_two_groups_of_accesses(tmp_path, granularity):
+    """One of these ends with the read of a PMD entry, and there is none in the other."""
+    machine = synthetic.Machine(granularity=granularity)
+    mm = machine.exec()
+    for index in range(8):
+        machine.set_pte(mm, index << 21, True)
+    pmd, table = (machine.slot(table, 0) for table in (machine.pmd(mm, 0), machine.pte(mm, 0)))
+    for _ in range(replaying.GROUP):  # at each place of a group once
+        machine.access_bus(pmd, False)
+        for _ in range(replaying.GROUP):
+            machine.access_bus(table, False)
+    *given_to_it, done, _ = replay(machine.write(tmp_path / "s"))
+    reference = reference_of(*given_to_it)
+    assert int(done.counters[replaying.WALKS_WHOLE]) == reference.whole == replaying.GROUP
+    assert int(done.counters[replaying.WALKS_BROKEN]) == reference.broken
+
+
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
     """They read empty entries and never fault."""
     machine = synthetic.Machine()
