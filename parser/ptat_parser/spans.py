@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 
 SPAN_ACCESSES = 1 << 24
-"""About so many are in a span."""
+"""About so many are in a span, at the most; the last ones have down to a quarter."""
+
+SPANS_LEFT = 8
+"""So many a span is one of, of what is left: who ends last works for little longer than others."""
 
 QUIET_S = 1e-3
 """So far from a fault event a cut should be."""
@@ -69,7 +72,8 @@ def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -
     """
     chunks = [0]
     if isinstance(reader, BusReader):
-        chunks += _cuts(found.chunks, from_fault_ticks, int(QUIET_S * tick_hz))
+        quiet_ticks = int(QUIET_S * tick_hz)
+        chunks += _cuts(found.chunks, found.accesses, from_fault_ticks, quiet_ticks)
     starts = [found.chunks[chunk] for chunk in chunks]
     return [
         Span(
@@ -86,22 +90,30 @@ def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -
     ]
 
 
-def _cuts(chunks: list[FirstAccess | None], from_fault_ticks: I64, quiet_ticks: int) -> list[int]:
+def _cuts(
+    chunks: list[FirstAccess | None], accesses: int, from_fault_ticks: I64, quiet_ticks: int
+) -> list[int]:
     """Chunks before which to cut."""
     cuts = []
-    since = 0
+    since, wanted = 0, _wanted(accesses)
     best: tuple[int, int] | None = None  # distance to the nearest fault event, chunk
     for number, first in enumerate(chunks):
-        if first is None or first.number < since + SPAN_ACCESSES:
+        if first is None or first.number < since + wanted:
             continue
         distance = min(int(from_fault_ticks[number]), quiet_ticks)
         best = max(best or (-1, 0), (distance, -number))
-        if distance >= quiet_ticks or first.number >= since + 3 * SPAN_ACCESSES // 2:
+        if distance >= quiet_ticks or first.number >= since + 3 * wanted // 2:
             cuts.append(-best[1])
             cut = chunks[cuts[-1]]
             assert cut is not None
             since, best = cut.number, None
+            wanted = _wanted(accesses - since)
     return cuts
+
+
+def _wanted(left: int) -> int:
+    """How many accesses the next span should have."""
+    return min(SPAN_ACCESSES, max(left // SPANS_LEFT, SPAN_ACCESSES // 4))
 
 
 @dataclass

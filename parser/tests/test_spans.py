@@ -580,6 +580,24 @@ def test_reads_bring_entry_events_where_stores_are_lost(tmp_path):
     assert digests(path) == expected
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_who_ends_last_works_for_little_longer_than_others(monkeypatch, quiet):
+    """The last spans are short, however many there are; a short capture is not cut at all."""
+    most, least, chunk = 1 << 16, 1 << 14, 1 << 10
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", most)
+    for accesses in (least, 2 * least, most, 5 * most, 100 * most, 1000 * most):
+        firsts = [survey.FirstAccess(at, 0, False, 0) for at in range(0, accesses, chunk)]
+        distance = np.full(len(firsts), 10 if quiet else 5)
+        cuts = spans._cuts(firsts, accesses, distance, quiet_ticks=10)
+        sizes = chunk * np.diff([0, *cuts, len(firsts)])
+        assert sizes.sum() == accesses
+        left = np.cumsum(sizes[::-1])[::-1]
+        assert all(sizes <= np.maximum(left / spans.SPANS_LEFT + chunk, 2 * least))
+        assert all(sizes[:-1] >= least)
+        assert sizes.max() <= most
+        assert len(cuts) <= 2 * spans.SPANS_LEFT + accesses // most * 2
+
+
 def noted_plan(monkeypatch):
     """The spans that are planned from now on, when they are."""
     planned = []
@@ -596,7 +614,7 @@ def noted_plan(monkeypatch):
 @pytest.mark.parametrize("counts_only", [False, True])
 def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, counts_only):
     """The whole has what only the last span's events tell, though no worker is free before."""
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 4000)
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 8000)
     path = busy(tmp_path / "s", phases=4, lossy=True)
     parse(path, counts_only=counts_only)
     expected = digests(path)
