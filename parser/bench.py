@@ -150,7 +150,7 @@ def _count_exactly(
         i: Integer = 0
         while i < records.size:
             if not quick.may_count(slots[i]):  # a write
-                now += records[i] >> blocks.ACCESS_DELTA_SHIFT & blocks.ACCESS_DELTA_MASK
+                now += blocks.delta_of(records[i])
                 i += 1
                 continue
             began, before = i, now

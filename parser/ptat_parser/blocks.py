@@ -28,7 +28,7 @@ from zlib_ng import zlib_ng
 from ptat_parser import wire
 from ptat_parser.archive import ArchiveStream, open_stream
 from ptat_parser.errors import BadInput, ParseError
-from ptat_parser.jit import Integer, jit
+from ptat_parser.jit import Integer, inlined, jit
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -929,6 +929,12 @@ def _gap(words: U64, seq: Integer) -> Integer:
     return (np.int64(words[WORD_HEADER] & HEADER_SEQ_MASK) - seq) & _SEQ_MASK if seq >= 0 else 0
 
 
+@inlined
+def delta_of(word: Integer) -> Integer:
+    """Ticks from the access before to this one."""
+    return word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+
+
 @jit
 def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> Integer:
     """Verify blocks, and say what they hold; `state` stays as it was if that is `OTHERS`."""
@@ -952,7 +958,7 @@ def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> I
         for i in range(WORD_FIRST_RECORD, WORD_CHECK):
             word = block[i]
             others |= word ^ ACCESS_TAG_BITS
-            last += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+            last += delta_of(word)
         if others & TAG_MASK:
             return OTHERS
         writes |= others
@@ -967,7 +973,7 @@ def decode_plain(block: U64, time: U64, address: U64, write: npt.NDArray[np.bool
     now = block[WORD_TIME]
     for i in range(BLOCK_RECORDS_MAX):
         word = block[WORD_FIRST_RECORD + i]
-        now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+        now += delta_of(word)
         time[i] = now
         address[i] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
         write[i] = word & WRITE_BIT != 0
@@ -980,7 +986,7 @@ def _access(words: U64, position: Integer) -> tuple[Integer, Integer, Integer]:
     records = block[WORD_FIRST_RECORD : WORD_FIRST_RECORD + position % BLOCK_RECORDS_MAX + 1]
     now = block[WORD_TIME]
     for word in records:
-        now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+        now += delta_of(word)
     address = (records[-1] & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
     return now, address, records[-1] & WRITE_BIT
 
@@ -1029,7 +1035,7 @@ def _writes(words: U64) -> Stores:
         now = words[b, WORD_TIME]
         for i in range(BLOCK_RECORDS_MAX):
             word = words[b, WORD_FIRST_RECORD + i]
-            now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+            now += delta_of(word)
             if word & WRITE_BIT:
                 position[n] = b * BLOCK_RECORDS_MAX + i
                 time[n] = now
@@ -1084,7 +1090,7 @@ def decode_blocks(
             word = words[b, j]
             tag = word >> TAG_SHIFT
             if tag == TAG_ACCESS:
-                now += word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+                now += delta_of(word)
                 time[n] = now
                 address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
                 write[n] = word >> ACCESS_WRITE_SHIFT & ONE

@@ -36,6 +36,16 @@ def jit(function: F) -> F:
     return compiled
 
 
+def bare(function: F) -> F:
+    """Like `jit`, for what makes no arrays: their users are not counted.
+
+    Counting takes longer than a short call does, as each array's counter is in memory.
+    """
+    compiled: F = _njit(nogil=True, _nrt=False)(function)
+    cached(compiled)
+    return compiled
+
+
 def inlined(function: F) -> F:
     """Like `jit`, for what compiled code calls often: handing on tuples of arrays is costly."""
     compiled: F = _njit(nogil=True, inline="always")(function)

@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from ptat_parser.blocks import (
     ACCESS_ADDRESS_MASK,
-    ACCESS_DELTA_MASK,
-    ACCESS_DELTA_SHIFT,
     WRITE_BIT,
+    delta_of,
 )
-from ptat_parser.jit import Integer, inlined, jit, ones, prefetch, put_passing
+from ptat_parser.jit import Integer, bare, inlined, jit, ones, prefetch, put_passing
 from ptat_parser.rpt import (
     COUNT_BITS,
     COUNTED_MAX,
@@ -176,7 +175,7 @@ def put_away(
         pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks)
 
 
-@jit
+@bare
 def find_slots(
     words: U64,
     start: Integer,
@@ -211,7 +210,7 @@ def may_count(slot: Integer) -> bool:
     return bool(slot >= ENTRIES)
 
 
-@jit
+@bare
 def count_reads(
     words: U64,
     time: U64,
@@ -252,7 +251,7 @@ def count_reads(
             prefetch(tally, np.uint64(slots[i + ahead]))
             slot = np.uint64(slots[i])
             before = now
-            now = time[i] if timed else now + (words[i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
+            now = time[i] if timed else now + delta_of(words[i])
             known = tally[slot] + _ONE & _COUNT_MASK
             if known < 2:
                 break
@@ -279,7 +278,7 @@ def count_reads(
         i += _ONE
 
 
-@jit
+@bare
 def put_reads(
     words: U64,
     time: U64,
@@ -299,7 +298,7 @@ def put_reads(
     i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
     line_shift = np.uint64(ones(np.uint64(line - 1)))
     while i < stop:
-        now = time[i] if timed else now + (words[i] >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK)
+        now = time[i] if timed else now + delta_of(words[i])
         slot = np.uint64(slots[i])
         if line > 1:
             page = counted_page[slot >> line_shift]
@@ -311,7 +310,7 @@ def put_reads(
         i += _ONE
 
 
-@jit
+@bare
 def pair_reads(
     slots: U32,
     start: Integer,

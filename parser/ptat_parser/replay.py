@@ -42,8 +42,6 @@ import numpy.typing as npt
 from ptat_parser import kernel_log, markers, wire
 from ptat_parser.blocks import (
     ACCESS_ADDRESS_MASK,
-    ACCESS_DELTA_MASK,
-    ACCESS_DELTA_SHIFT,
     ADDRESS_UNIT_SHIFT,
     BLOCK_RECORDS_MAX,
     PIECE_BLOCKS,
@@ -57,11 +55,12 @@ from ptat_parser.blocks import (
     Chunk,
     PlainChunk,
     chunks_of,
+    delta_of,
     room_for,
     sum_up,
 )
 from ptat_parser.clock import Clock
-from ptat_parser.jit import KEPT_BYTES, Integer, inlined, jit, keeping, put_passing, read_file
+from ptat_parser.jit import KEPT_BYTES, Integer, bare, inlined, jit, keeping, put_passing, read_file
 from ptat_parser.kernel_log import KernelLog, TableEvent
 from ptat_parser.merge import Reader
 from ptat_parser.quick import (
@@ -402,7 +401,7 @@ def _table_line(
     return -1 if parent < 0 else parent & -config.line
 
 
-@jit
+@bare
 def _store_all(
     address: U64,
     start: Integer,
@@ -476,7 +475,7 @@ def _usual_step(usual: Integer, step: Integer) -> Integer:
     return usual + (min(step, 4 * usual) - usual) // 8 if usual else step
 
 
-@jit
+@bare
 def _count_walks(
     words: U64,
     time: U64,
@@ -534,9 +533,9 @@ def _count_walks(
             whole += 1
             pending = none
             if line > 1:
-                step = np.int64(time[i] - time[i - 1] if time.size else _delta(words[i]))
+                step = np.int64(time[i] - time[i - 1] if time.size else delta_of(words[i]))
                 if i == start:
-                    step = np.int64(time[i] if time.size else before + _delta(words[i]))
+                    step = np.int64(time[i] if time.size else before + delta_of(words[i]))
                     step -= began_ticks
                 usual = _usual_step(usual, 16 * step)
         else:
@@ -1105,7 +1104,7 @@ def _replay(
                     break
 
             word = words[i]
-            now = now + _delta(word) if blocks else time[i]
+            now = now + delta_of(word) if blocks else time[i]
             address = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
             i += 1
             if next_timed < now:
@@ -1246,28 +1245,22 @@ def _is_here(chunk: _Accesses, block: Integer) -> bool:
 
 
 @inlined
-def _delta(word: Integer) -> Integer:
-    """Ticks from the access before to this one, in a block."""
-    return word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
-
-
-@inlined
 def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
     """Address of an access if it is a read, and its time if `before` is that of the one before."""
     if word & WRITE_BIT:
         return _NO_ADDRESS, 0
-    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(before + _delta(word))
+    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(before + delta_of(word))
 
 
-@jit
+@bare
 def _time_at(words: U64, start: Integer, end: Integer, now: Integer) -> Integer:
     """Time of the access before `end` of a block; `now`: of the one before `start`."""
     for i in range(start, end):
-        now += _delta(words[i])
+        now += delta_of(words[i])
     return now
 
 
-@jit
+@bare
 def _until(
     words: U64,
     time: U64,
@@ -1284,7 +1277,7 @@ def _until(
     if latest <= next_timed:
         return end
     for i in range(start, end):
-        now = time[i] if time.size else now + _delta(words[i])
+        now = time[i] if time.size else now + delta_of(words[i])
         if now > next_timed:
             return i
     return end

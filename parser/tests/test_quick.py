@@ -27,10 +27,11 @@ BASE, PAGES = 0x1000, 2
 """Of the region, in units of 8 bytes and of tables."""
 
 
-def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, watched=0):
+def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, watched=0, times=()):
     """Count reads of the second of two tables: where they end, and what is known of its pages.
 
-    `state`, `pending`: of all its entries, or a list of that of each.
+    `state`, `pending`: of all its entries, or a list of that of each; `times`: of the reads, if
+    not to be told from their words.
     """
     words = np.array(words, np.uint64)
     quick_slot = np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32)
@@ -48,11 +49,12 @@ def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, wa
     rows = 0
     for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
         rows = quick.note_read(number, epoch, row_of, pages, rows)
-    no_time = np.empty(0, np.uint64)
+    before, epoch_ticks = np.uint64(0 if times else epoch), np.uint64(epoch)
+    times = np.array(times, np.uint64)
     end, now, rows = quick.count_reads(
-        words, no_time, slots, 0, words.size, np.uint64(epoch), line, tally, np.uint64(epoch),
-        counted_page, False, kinds, states, pendings, mapped, range_of_frame,
-        np.array([watched], np.int32), row_of, pages, rows,
+        words, times, slots, 0, words.size, before, line, tally, epoch_ticks, counted_page, False,
+        kinds, states, pendings, mapped, range_of_frame, np.array([watched], np.int32), row_of,
+        pages, rows,
     )  # fmt: skip
     quick.collect(
         2 * ENTRIES, tally, epoch, counted_page, kinds, states, range_of_frame, row_of, line, pages
@@ -123,6 +125,20 @@ def test_the_latest_time_that_an_epoch_has():
     *_, columns = count([], tally, epoch=epoch)
     assert columns[quick.P_LAST].tolist() == [epoch + late]
     assert columns[quick.P_MISSES].tolist() == [9]
+
+
+def test_times_that_words_do_not_tell():
+    """The one before them is not known then, and may be more than an epoch before."""
+    tally = np.zeros(2 * ENTRIES, np.uint64)
+    epoch = 3 * EPOCH_TICKS
+    times = [epoch, epoch + 5, epoch + EPOCH_TICKS, epoch + EPOCH_TICKS]
+    words = [read(3), read(3), read(4), BASE]
+    end, now, columns = count(words, tally, epoch=epoch, times=times)
+    assert (end, now) == (3, times[2])
+    assert columns[quick.P_FIRST].tolist() == [times[0], times[2]]
+    assert columns[quick.P_LAST].tolist() == [times[1], times[2]]
+    end, now, _ = count([BASE], tally, epoch=epoch, times=times)
+    assert (end, now) == (0, 0)
 
 
 @pytest.mark.parametrize(
