@@ -41,6 +41,7 @@ def bare(function: F) -> F:
 
     Counting takes longer than a short call does, as each array's counter is in memory.
     """
+    # numba has no public name for this. What does make an array fails to compile.
     compiled: F = _njit(nogil=True, _nrt=False)(function)
     cached(compiled)
     return compiled

@@ -15,11 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.blocks import (
-    ACCESS_ADDRESS_MASK,
-    WRITE_BIT,
-    delta_of,
-)
+from ptat_parser.blocks import ACCESS_ADDRESS_MASK, WRITE_BIT, delta_of
 from ptat_parser.jit import Integer, bare, inlined, jit, ones, prefetch, put_passing
 from ptat_parser.rpt import (
     COUNT_BITS,
@@ -188,10 +184,8 @@ def find_slots(
 ) -> bool:
     """The slot that each access from `start` to `end` reads, if `count_reads` may count it.
 
-    Returns whether PMD entries are among these.
-
     `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's index that a bus
-    address shows.
+    address shows. Returns whether PMD entries are among the slots.
     """
     i, stop = np.uint64(start), np.uint64(end)
     flags = np.uint32(0)
