@@ -590,6 +590,7 @@ def test_who_ends_last_works_for_little_longer_than_others(monkeypatch, quiet):
         distance = np.full(len(firsts), 10 if quiet else 5)
         cuts = spans._cuts(firsts, accesses, distance, quiet_ticks=10)
         sizes = chunk * np.diff([0, *cuts, len(firsts)])
+        assert bool(cuts) == (accesses > least)
         assert sizes.sum() == accesses
         left = np.cumsum(sizes[::-1])[::-1]
         assert all(sizes <= np.maximum(left / spans.SPANS_LEFT + chunk, 2 * least))
