@@ -63,7 +63,7 @@ from ptat_parser import archive, blocks, kernel_log, outline, parse, quick, stor
 from ptat_parser.blocks import BusReader
 from ptat_parser.jit import Integer, jit
 from ptat_parser.parquet import Column, Writer
-from ptat_parser.rpt import NO_SLOT, WRITTEN
+from ptat_parser.rpt import NO_PARENT, NO_SLOT, WRITTEN
 from ptat_parser.session import Session
 
 U64 = npt.NDArray[np.uint64]
@@ -134,7 +134,7 @@ def _count_exactly(
     pages: I64,
     rows: Integer,
     nothing: U8,
-    of_pmds: U8,
+    parents: I64,
     watched: npt.NDArray[np.int32],
     keep: bool,
     times: U64,
@@ -156,7 +156,7 @@ def _count_exactly(
             began, before = i, now
             i, now, rows = quick.count_reads(
                 records, no_time, slots, began, records.size, now, 1, tally, epoch, no_pages,
-                False, of_pmds, state, nothing, nothing, range_of_frame, watched, row_of, pages,
+                False, parents, state, nothing, nothing, range_of_frame, watched, row_of, pages,
                 rows,
             )  # fmt: skip
             if keep:
@@ -176,7 +176,7 @@ def _bound_exactly(path: Path, keep: bool) -> int:
     tally, state = np.zeros(slots + 512, np.uint64), np.full(slots + 512, WRITTEN, np.uint8)
     range_of_frame = np.arange(-1, slots // 512, dtype=np.int32)
     nothing = np.zeros(0, np.uint8)
-    of_pmds, watched = np.zeros(slots // 512 + 1, np.uint8), np.zeros(0, np.int32)
+    parents, watched = np.full(slots // 512 + 1, NO_PARENT), np.zeros(0, np.int32)
     row_of = np.zeros(slots, np.uint32)
     pages = np.zeros((slots + 1, quick.PAGE_COLUMNS), np.int64)
     words = blocks.room_for(blocks.READ_BLOCKS)
@@ -192,7 +192,7 @@ def _bound_exactly(path: Path, keep: bool) -> int:
                 epoch = epoch or held[0, wire.WORD_TIME]
                 found, rows = _count_exactly(
                     held, np.uint64(region.base // 8), quick_slot, tally, epoch, state,
-                    range_of_frame, row_of, pages, rows, nothing, of_pmds, watched, keep, times,
+                    range_of_frame, row_of, pages, rows, nothing, parents, watched, keep, times,
                     numbers,
                 )  # fmt: skip
                 reads += found

@@ -28,7 +28,7 @@ from zlib_ng import zlib_ng
 from ptat_parser import wire
 from ptat_parser.archive import ArchiveStream, open_stream
 from ptat_parser.errors import BadInput, ParseError
-from ptat_parser.jit import Integer, inlined, jit
+from ptat_parser.jit import Integer, bare, inlined, jit
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -847,7 +847,7 @@ def sums_of(words: U64) -> U64:
     return sums
 
 
-@jit
+@bare
 def sum_up(words: U64) -> tuple[Integer, Integer]:
     """Those of one piece."""
     total = by_place = np.uint64(0)

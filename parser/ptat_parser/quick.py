@@ -23,13 +23,15 @@ from ptat_parser.rpt import (
     EMPTY,
     ENTRIES,
     LEAF,
+    NO_PARENT,
     NOTHING_PENDING,
     OF_PMDS,
     ROW_MASK,
     TABLE,
-    TABLES_ONLY,
     UNTRACED,
+    WITH_LEAVES,
     are_misses,
+    holds_pmds,
     page_counted,
     page_number,
     take,
@@ -127,7 +129,7 @@ def page_of_line(
 def _is_plain(
     slot: Integer,
     line: Integer,
-    of_pmds: U8,
+    parents: I64,
     state: U8,
     pending: U8,
     range_of_frame: I32,
@@ -135,7 +137,7 @@ def _is_plain(
 ) -> bool:
     """Whether what reads of a line are follows from what its entries are, until these change."""
     frame = slot // ENTRIES
-    if not of_pmds[frame]:
+    if not holds_pmds(parents[frame]):
         return bool(state[slot] != EMPTY)
     leaves: Integer = 0
     tables: Integer = 0
@@ -156,7 +158,7 @@ def put_away(
     tally: U64,
     epoch: Integer,
     counted_page: U32,
-    of_pmds: U8,
+    parents: I64,
     state: U8,
     range_of_frame: I32,
     row_of: U32,
@@ -165,7 +167,7 @@ def put_away(
     """Move what was counted of a line to the row of its page: what comes may be of another."""
     if tally[slot]:
         row, misses, last_ticks = take(
-            slot, line, tally, epoch, counted_page, of_pmds, state, range_of_frame, row_of
+            slot, line, tally, epoch, counted_page, parents, state, range_of_frame, row_of
         )
         pages[row, P_MISSES] += misses
         pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks)
@@ -217,7 +219,7 @@ def count_reads(
     epoch: Integer,
     counted_page: U32,
     narrows: bool,
-    of_pmds: U8,
+    parents: I64,
     state: U8,
     pending: U8,
     mapped: U8,
@@ -255,15 +257,15 @@ def count_reads(
             return end, now, rows
         here = np.int64(slot)
         if known == 0:
-            if are_misses(here, of_pmds, state):
+            if are_misses(here, parents, state):
                 page = page_counted(here, line, counted_page, range_of_frame)
                 pages[np.int64(row_of[page] & _ROW_MASK), P_MISSES] += COUNTED_MAX
         else:
             if not may_count(here) or not _is_plain(
-                here, line, of_pmds, state, pending, range_of_frame, watched
+                here, line, parents, state, pending, range_of_frame, watched
             ):
                 return np.int64(i), before, rows
-            level = 2 if of_pmds[here // ENTRIES] else 1
+            level = 2 if holds_pmds(parents[here // ENTRIES]) else 1
             page = page_of_line(here, line, level, narrows, range_of_frame, state, mapped)
             rows = note_read(page, now, row_of, pages, rows)
             if line > 1:
@@ -311,37 +313,43 @@ def pair_reads(
     end: Integer,
     pmd_slot: Integer,
     line: Integer,
-    of_pmds: U8,
-    parent_slot: I64,
-    out_kind: U8,
-    at: Integer,
+    parents: I64,
 ) -> tuple[bool, Integer, Integer]:
     """Count walks, whole and broken ones, among reads that `count_reads` counted.
 
     False where huge pages may be among them: these are to be told from tables, then. `pmd_slot`:
-    the read before `start`, if that was of a PMD entry, or -1. Kinds are written from `at` on, if
-    wanted.
+    the read before `start`, if that was of a PMD entry, or -1.
     """
-    i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
+    # Several at a time where a core has instructions for that: nothing is stored here.
+    i, stop, in_line = np.uint64(start), np.uint64(end), -line
     before, was_pmd = np.int64(pmd_slot), np.int64(pmd_slot >= 0)
-    huge: Integer = 0
+    least = np.int64(NO_PARENT)
     pmds: Integer = 0
     pmds_of_pmds: Integer = 0
     whole: Integer = 0
-    wanted = out_kind.size > 0
     while i < stop:
         slot = np.uint64(slots[i])
-        frame = slot >> _PAGE_SHIFT
-        is_pmd = np.int64(of_pmds[frame])
-        if wanted:
-            out_kind[first_record + i] = is_pmd * PMD_READ
-        huge |= is_pmd
+        parent = parents[slot >> _PAGE_SHIFT]
+        is_pmd = np.int64(holds_pmds(parent))
+        least = min(least, parent)
         pmds += is_pmd
         pmds_of_pmds += is_pmd & was_pmd
-        whole += was_pmd & ~is_pmd & (parent_slot[frame] & -line == before)
+        whole += was_pmd & np.int64(parent & in_line == before)
         before, was_pmd = np.int64(slot), is_pmd
         i += _ONE
-    return huge <= TABLES_ONLY, whole, end - start - pmds - whole + pmds_of_pmds
+    return least > WITH_LEAVES, whole, end - start - pmds - whole + pmds_of_pmds
+
+
+@bare
+def put_kinds(
+    slots: U32, start: Integer, end: Integer, parents: I64, out_kind: U8, at: Integer
+) -> None:
+    """Write the kinds of reads that `count_reads` counted, none of which is of a huge page."""
+    i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
+    while i < stop:
+        is_pmd = np.uint8(holds_pmds(parents[np.uint64(slots[i]) >> _PAGE_SHIFT]))
+        out_kind[first_record + i] = is_pmd * np.uint8(PMD_READ)
+        i += _ONE
 
 
 @jit
@@ -350,7 +358,7 @@ def collect(
     tally: U64,
     epoch_ticks: Integer,
     counted_page: U32,
-    of_pmds: U8,
+    parents: I64,
     state: U8,
     range_of_frame: I32,
     row_of: U32,
@@ -360,7 +368,7 @@ def collect(
     """Move what was counted of the first so many slots to the rows of their pages."""
     for first in range(0, slots, ENTRIES):
         rows, misses, last_ticks = taken(
-            first, first + ENTRIES, tally, counted_page, state, of_pmds, range_of_frame, row_of,
+            first, first + ENTRIES, tally, counted_page, state, parents, range_of_frame, row_of,
             line, epoch_ticks,
         )  # fmt: skip
         add_counts(pages, rows, misses, last_ticks)

@@ -83,6 +83,7 @@ from ptat_parser.quick import (
     page_of_line,
     pair_reads,
     put_away,
+    put_kinds,
     put_reads,
     row_of_page,
 )
@@ -106,6 +107,7 @@ from ptat_parser.rpt import (
     Tables,
     are_misses,
     first_quick,
+    holds_pmds,
     page_number,
 )
 from ptat_parser.schedule import LOSS, NOTHING, Schedule
@@ -285,7 +287,7 @@ class _Config(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """What a replay works on, but the accesses."""
+    """What a replay works on, but the accesses; `slots` has room for those of a `GROUP`."""
 
     t: Tables
     out: Records
@@ -295,6 +297,7 @@ class _Room(NamedTuple):
     counters: I64
     examples: U64
     config: _Config
+    slots: U32
 
 
 _NO_RECORDS = Records(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint8))
@@ -340,6 +343,7 @@ _put_room, _room_in = keeping(
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
         _NO_CONFIG,
+        np.empty(0, np.uint32),
     )
 )
 
@@ -387,7 +391,7 @@ def _table_line(
     next_address: Integer,
     levels: U8,
     frames: npt.NDArray[np.int32],
-    parent_slots: I64,
+    parents: I64,
     config: _Config,
 ) -> Integer:
     """Line of the PMD entry that leads to the PTE table that holds `next_address`, or -1."""
@@ -397,7 +401,7 @@ def _table_line(
     page = np.int64(offset >> np.uint64(12))
     if levels[page] != 1:
         return -1
-    parent = parent_slots[frames[page]]
+    parent = parents[frames[page]]
     return -1 if parent < 0 else parent & -config.line
 
 
@@ -487,8 +491,7 @@ def _count_walks(
     pmd_line: Integer,
     line: Integer,
     huge: bool,
-    of_pmds: U8,
-    parent_slots: I64,
+    parents: I64,
     state: U8,
     out_kind: U8,
     at: Integer,
@@ -502,15 +505,15 @@ def _count_walks(
     if start == end:
         return pmd_line
     if line == 1 or not huge:  # else it is to be known how long the steps of walks take
-        done, whole, broken = pair_reads(
-            slots, start, end, pmd_line, line, of_pmds, parent_slots, out_kind, at
-        )
+        done, whole, broken = pair_reads(slots, start, end, pmd_line, line, parents)
         if done:
+            if out_kind.size:
+                put_kinds(slots, start, end, parents, out_kind, at)
             count[WALKS_WHOLE] += whole
             count[WALKS_BROKEN] += broken
             last = np.int64(slots[end - 1])
             count[WALK_PMD_TICKS] = now
-            return last if of_pmds[last // ENTRIES] else -1
+            return last if holds_pmds(parents[last // ENTRIES]) else -1
     whole = broken = 0
     usual = count[WALK_STEP]
     none = np.int64(1) << 62
@@ -518,10 +521,10 @@ def _count_walks(
     began_ticks = count[WALK_PMD_TICKS]
     for i in range(start, end):
         slot = np.int64(slots[i])
-        frame = slot // ENTRIES
-        if of_pmds[frame]:
+        parent = parents[slot // ENTRIES]
+        if holds_pmds(parent):
             broken += pending != none
-            kind = MISS if are_misses(slot, of_pmds, state) else PMD_READ
+            kind = MISS if are_misses(slot, parents, state) else PMD_READ
             if kind == MISS:
                 whole += 1
                 pending = none
@@ -529,7 +532,7 @@ def _count_walks(
                 pending = slot
             if out_kind.size:
                 out_kind[at + i - start] = kind
-        elif parent_slots[frame] & -line == pending:
+        elif parent & -line == pending:
             whole += 1
             pending = none
             if line > 1:
@@ -568,7 +571,7 @@ def _steps_of_walks(
         if t.level[page] != 2:
             continue
         slot = (t.frame[page] * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -config.line
-        line = _table_line(address[i + 1], t.level, t.frame, t.parent_slot, config)
+        line = _table_line(address[i + 1], t.level, t.frame, t.parent, config)
         if (
             line == slot
             and not np.any(t.state[slot : slot + config.line] == LEAF)
@@ -587,7 +590,7 @@ def _watch(range_: Integer, step: Integer, t: Tables) -> None:
     if page >= 0 and t.level[page] == 1 and t.range_of_frame[t.frame[page]] == range_:
         frame = t.frame[page]
         t.quick_slot[page] = (
-            NO_SLOT if t.watched[range_] else first_quick(frame, 1, t.of_pmds[frame])
+            NO_SLOT if t.watched[range_] else first_quick(frame, 1, t.parent[frame])
         )
 
 
@@ -596,13 +599,13 @@ def _watch_pmds(range_: Integer, t: Tables, pages: I64, count: I64, line: Intege
     """Count a fault event about a range of level 2: misses of its huge pages are held."""
     t.watched[range_] += 1
     page = t.last_page[range_]
-    if t.watched[range_] == 1 and page >= 0 and t.of_pmds[t.frame[page]] == WITH_LEAVES:
+    if t.watched[range_] == 1 and page >= 0 and t.parent[t.frame[page]] == WITH_LEAVES:
         epoch = np.uint64(count[EPOCH])
         first = np.int64(t.frame[page]) * ENTRIES
         for slot in range(first, first + ENTRIES, line):
-            if are_misses(slot, t.of_pmds, t.state):
+            if are_misses(slot, t.parent, t.state):
                 put_away(
-                    slot, line, t.tally, epoch, t.counted_page, t.of_pmds, t.state,
+                    slot, line, t.tally, epoch, t.counted_page, t.parent, t.state,
                     t.range_of_frame, t.row_of, pages,
                 )  # fmt: skip
 
@@ -610,7 +613,7 @@ def _watch_pmds(range_: Integer, t: Tables, pages: I64, count: I64, line: Intege
 @jit
 def _watch_until(time: Integer, memory: I64) -> None:
     """Hold the reads that fault events before `time` may be about."""
-    t, _, _, timed, pages, count, _, config = _room_in(memory)
+    t, _, _, timed, pages, count, _, config, _ = _room_in(memory)
     while count[NEXT_WATCHED] < timed.time.size and timed.time[count[NEXT_WATCHED]] < time:
         i = count[NEXT_WATCHED]
         if timed.kind[i] == kernel_log.FAULT:
@@ -919,7 +922,7 @@ def _match_held(
 @jit
 def _match_frame(frame: Integer, memory: I64) -> None:
     """Match the fault events about a table whose page is used again: its reads all came."""
-    t, out, held, timed, pages, count, _, config = _room_in(memory)
+    t, out, held, timed, pages, count, _, config, _ = _room_in(memory)
     for i in range(count[NEXT_HELD], count[NEXT_TIMED]):
         if timed.line[i] // ENTRIES == frame:
             _match(i, t, out, held, timed, pages, count, config)
@@ -947,7 +950,7 @@ def _timed_until(
                 if not t.mapped[entry]:
                     put_away(
                         entry & -config.line, config.line, t.tally, np.uint64(count[EPOCH]),
-                        t.counted_page, t.of_pmds, t.state, t.range_of_frame, t.row_of, pages,
+                        t.counted_page, t.parent, t.state, t.range_of_frame, t.row_of, pages,
                     )  # fmt: skip
                 # A cleared entry may be read until the store that clears it.
                 t.mapped[entry] = 1 if timed.kind[i] == kernel_log.ENTRY_SET else CLEARING
@@ -959,14 +962,14 @@ def _timed_until(
 @jit
 def _match_all(memory: I64) -> None:
     """Match the fault events that wait."""
-    t, out, held, timed, pages, count, _, config = _room_in(memory)
+    t, out, held, timed, pages, count, _, config, _ = _room_in(memory)
     _match_held(_NEVER, t, out, held, timed, pages, count, config)
 
 
 @jit
 def _all_until(time: Integer, memory: I64) -> None:
     """Apply the events without a marker up to a bus time, where no access brings them."""
-    t, out, held, timed, pages, count, _, config = _room_in(memory)
+    t, out, held, timed, pages, count, _, config, _ = _room_in(memory)
     _timed_until(time, t, out, held, timed, pages, count, config)
 
 
@@ -1008,7 +1011,7 @@ def _keep(memory: I64, room: _Room) -> None:
     _put_room(memory, room)
 
 
-@jit
+@bare
 def _replay(
     chunk: _Accesses,
     start: Integer,
@@ -1024,15 +1027,15 @@ def _replay(
 
     Nearly all of them are left to `quick`.
     """
-    t, out, held, timed, pages, count, examples, config = _room_in(memory)
+    t, out, held, timed, pages, count, examples, config, slots = _room_in(memory)
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
     first_place, places = base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT
     line, faults, entries, records = config.line, config.faults, config.entries, config.records
     levels, store_levels, frames = t.level, t.store_level, t.frame
-    parent_slots, ranges, quick_slot = t.parent_slot, t.range_of_frame, t.quick_slot
+    parents, ranges, quick_slot = t.parent, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
     tally, counted_page, row_of = t.tally, t.counted_page, t.row_of
-    of_pmds, watched, last_read = t.of_pmds, t.watched, t.last_read
+    watched, last_read = t.watched, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
     held_row, held_kind = held.row, held.kind
     held_previous, held_stored = held.previous, held.stored
@@ -1041,7 +1044,6 @@ def _replay(
     out_time, out_page, out_kind = out.time, out.page, out.kind
     n_output, first_row = count[N_OUTPUT], count[FIRST_ROW]
     next_timed = _timed_after(timed, count, config)
-    slots = np.zeros(GROUP + AHEAD, np.uint32)
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
     blocks = chunk.size
@@ -1084,7 +1086,7 @@ def _replay(
                 began, before = i, now
                 i, now, count[ROWS] = count_reads(
                     words, time, slots, began, quick_end, now, line, tally, epoch, counted_page,
-                    entries, of_pmds, state, pending, mapped, ranges, watched, row_of, pages,
+                    entries, parents, state, pending, mapped, ranges, watched, row_of, pages,
                     count[ROWS],
                 )  # fmt: skip
                 if records:
@@ -1095,7 +1097,7 @@ def _replay(
                 if pmds_here or pmd_line >= 0:
                     pmd_line = _count_walks(
                         words, time, slots, began, i, before, now, pmd_line, line, config.huge,
-                        of_pmds, parent_slots, state, out_kind, n_output - first_row, count,
+                        parents, state, out_kind, n_output - first_row, count,
                     )  # fmt: skip
                 else:
                     lone_reads += i - began
@@ -1134,7 +1136,7 @@ def _replay(
                 else:
                     if _store(store_levels[page], slot, line, state, pending, mapped):
                         put_away(
-                            slot, line, tally, epoch, counted_page, of_pmds, state, ranges, row_of,
+                            slot, line, tally, epoch, counted_page, parents, state, ranges, row_of,
                             pages,
                         )  # fmt: skip
                     if faults:
@@ -1149,11 +1151,11 @@ def _replay(
                 empty = state[slot] == EMPTY
                 kind = FAULT if empty else MISS
                 if n_output == 0:
-                    count[FIRST_READ] = (parent_slots[frame] & -line) + 1
+                    count[FIRST_READ] = (parents[frame] & -line) + 1
                 if pmd_line < 0:
                     lone_reads += 1
                 else:
-                    _end_walk(pmd_line, parent_slots[frame], now, count, line)
+                    _end_walk(pmd_line, parents[frame], now, count, line)
                     pmd_line = -1
             elif level == 2:
                 if i < words.size:
@@ -1161,7 +1163,7 @@ def _replay(
                     gap = (next_ticks if blocks else np.int64(time[i])) - np.int64(now)
                 else:
                     next_address, gap = following, following_ticks - np.int64(now)
-                next_line = _table_line(next_address, levels, frames, parent_slots, config)
+                next_line = _table_line(next_address, levels, frames, parents, config)
                 kind, empty, goes_on = _pmd_kind(slot, gap, next_line, state, count, config)
                 if n_output == 0:
                     count[FIRST_READ] = -1
@@ -1443,7 +1445,7 @@ class Replayer:
     def _collect(self, pages: I64) -> None:
         rpt, t = self.rpt, self.rpt.tables
         collect(
-            rpt.slots, t.tally, rpt.epoch_ticks, t.counted_page, t.of_pmds, t.state,
+            rpt.slots, t.tally, rpt.epoch_ticks, t.counted_page, t.parent, t.state,
             t.range_of_frame, t.row_of, rpt.line, pages,
         )  # fmt: skip
 
@@ -1523,6 +1525,7 @@ class Replayer:
         pages = self._pages = with_room(self._pages, self._rows + 1, 0)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
+        slots = np.zeros(GROUP + AHEAD, np.uint32)
         read_here = room_for(READ_BLOCKS + 1)
         room: _Room | None = None
         held = _hold_none(0)
@@ -1543,7 +1546,9 @@ class Replayer:
                 and room.held is held
                 and room.pages is pages
             ):
-                room = _Room(rpt.tables, records, held, timed, pages, count, examples, config)
+                room = _Room(
+                    rpt.tables, records, held, timed, pages, count, examples, config, slots
+                )
                 _keep(memory, room)
             return memory
 

@@ -83,8 +83,9 @@ class Tables(NamedTuple):
     stores of it mean (stores begin when the page is handed out, before it is linked), `frame`
     (int32) and `quick_slot` (uint32; one more), the first slot of a table, with `OF_PMDS` if it is
     one of PMDs, unless it is one of PTEs that a fault event to come is about: then, and else,
-    `NO_SLOT`. For each frame: `range_of_frame` (int32) and `parent_slot` (int64), -1 for none;
-    whether it is a table `of_pmds` (uint8): 0, `TABLES_ONLY` or `WITH_LEAVES`. For each range:
+    `NO_SLOT`. For each frame: `range_of_frame` (int32), -1 for none, and `parent` (int64): the slot
+    that leads to a table of PTEs, or `NO_PARENT`; of one of PMDs it says what its entries are
+    instead: `TABLES_ONLY` or `WITH_LEAVES`. For each range:
     `page_of_range` (int32), the region's page that serves it now, or -1; `last_page` (int32), the
     last that did; `watched` (int32), how many fault events to come are about it; `row_of` (uint32,
     for each page number that it can have), the page's row in what a replay counts, or 0, in the
@@ -106,8 +107,7 @@ class Tables(NamedTuple):
     frame: npt.NDArray[np.int32]
     quick_slot: npt.NDArray[np.uint32]
     range_of_frame: npt.NDArray[np.int32]
-    parent_slot: npt.NDArray[np.int64]
-    of_pmds: npt.NDArray[np.uint8]
+    parent: npt.NDArray[np.int64]
     page_of_range: npt.NDArray[np.int32]
     last_page: npt.NDArray[np.int32]
     watched: npt.NDArray[np.int32]
@@ -129,7 +129,8 @@ OF_PMDS = 1 << 31
 """Of an element of `Tables.quick_slot`. Slots that would need this bit themselves, which are those
 of tables after 16 GiB of others, are not there."""
 
-TABLES_ONLY, WITH_LEAVES = 1, 2  # of `Tables.of_pmds`: no entry is a huge page, or some may be
+NO_PARENT, TABLES_ONLY, WITH_LEAVES = -1, -2, -3
+"""Of `Tables.parent`: no slot of the region; no entry is a huge page, or some may be."""
 
 ROW_MASK = (1 << 31) - 1
 """Of an element of `Tables.row_of`."""
@@ -144,7 +145,7 @@ EPOCH_TICKS = (1 << 64 - COUNT_BITS) - 1
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
 _OF_READS = ("tally", "counted_page", *_OF_FAULTS)
 _PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
-_PER_FRAME = {"range_of_frame": -1, "parent_slot": -1, "of_pmds": 0}
+_PER_FRAME = {"range_of_frame": -1, "parent": NO_PARENT}
 _PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "row_of": 0}
 _PAGES_MAX = 1 << 32
 
@@ -186,8 +187,7 @@ class Rpt:
             frame=np.full(pages, -1, np.int32),
             quick_slot=np.full(pages + 1, NO_SLOT, np.uint32),
             range_of_frame=np.full(frames, -1, np.int32),
-            parent_slot=np.full(frames, -1, np.int64),
-            of_pmds=np.zeros(frames, np.uint8),
+            parent=np.full(frames, NO_PARENT, np.int64),
             page_of_range=np.full(frames, -1, np.int32),
             last_page=np.full(frames, -1, np.int32),
             watched=np.zeros(frames, np.int32),
@@ -326,8 +326,8 @@ class Rpt:
             if self.tables.tally[line]:  # the reads to come are other ones
                 self._retire(slice(line, line + self.line))
             self.tables.pending[slot] = state + 1
-            if state == LEAF and self.tables.of_pmds[slot // ENTRIES]:
-                self.tables.of_pmds[slot // ENTRIES] = WITH_LEAVES
+            if state == LEAF and holds_pmds(self.tables.parent[slot // ENTRIES]):
+                self.tables.parent[slot // ENTRIES] = WITH_LEAVES
             self._announced.add(slot)
 
     def _alloc(self, mm: Mm, address: int, level: int) -> None:
@@ -370,8 +370,7 @@ class Rpt:
             self._slot_outside[page] = slot_address
         self.tables.level[page] = self.tables.store_level[page] = level
         self._handed_out.add(page)
-        self.tables.parent_slot[self.tables.frame[page]] = parent_slot
-        self._own(page, self.range_index(mm_index, base, level))
+        self._own(page, self.range_index(mm_index, base, level), parent_slot)
 
     def _move(self, mm_index: int, address: int, va: int) -> None:
         span = ENTRIES << ENTRY_SHIFT[2]
@@ -380,18 +379,20 @@ class Rpt:
             for page, slot_address in list(self._slot_outside.items()):
                 if slot_address >> PAGE_SHIFT == address >> PAGE_SHIFT:
                     i = (slot_address >> 3) % ENTRIES
-                    self._own(page, self.range_index(mm_index, base + i * (span // ENTRIES), 1))
+                    range_ = self.range_index(mm_index, base + i * (span // ENTRIES), 1)
+                    self._own(page, range_, NO_PARENT)
             return
         page = self._page(address)
-        self._own(page, self.range_index(mm_index, base, 2))
+        self._own(page, self.range_index(mm_index, base, 2), NO_PARENT)
         first = self._slots(page).start
         for i in range(ENTRIES):
             child = self._child.get(first + i)
-            if child is None or self.tables.parent_slot[self.tables.frame[child]] != first + i:
+            if child is None or self.tables.parent[self.tables.frame[child]] != first + i:
                 continue
-            self._own(child, self.range_index(mm_index, base + i * (span // ENTRIES), 1))
+            range_ = self.range_index(mm_index, base + i * (span // ENTRIES), 1)
+            self._own(child, range_, first + i)
 
-    def _own(self, page: int, range_: int) -> None:
+    def _own(self, page: int, range_: int, parent_slot: int) -> None:
         """Let `page` serve `range_` from now on, and no other."""
         t = self.tables
         frame = int(t.frame[page])
@@ -405,18 +406,15 @@ class Rpt:
                     t.page_of_range[old] = -1
                 t.last_read[slots] = 0
             t.range_of_frame[frame] = range_
-            t.of_pmds[frame] = self._of_pmds(range_, slots)
-        watched = t.watched[range_] and not t.of_pmds[frame]
+            if self.ranges[range_].level == 2:
+                leaves = (t.state[slots] == LEAF) | (t.pending[slots] == LEAF + 1)
+                t.parent[frame] = WITH_LEAVES if leaves.any() else TABLES_ONLY
+        if self.ranges[range_].level == 1:
+            t.parent[frame] = parent_slot
+        watched = t.watched[range_] and not holds_pmds(t.parent[frame])
         t.quick_slot[page] = (
-            NO_SLOT if watched else first_quick(frame, t.level[page], t.of_pmds[frame])
+            NO_SLOT if watched else first_quick(frame, t.level[page], t.parent[frame])
         )
-
-    def _of_pmds(self, range_: int, slots: slice) -> int:
-        if self.ranges[range_].level != 2:
-            return 0
-        state, pending = self.tables.state[slots], self.tables.pending[slots]
-        leaves = np.any((state == LEAF) | (pending == LEAF + 1))
-        return WITH_LEAVES if leaves else TABLES_ONLY
 
     def restart(self) -> None:
         """Forget what fault events wait for, as before a span."""
@@ -424,7 +422,7 @@ class Rpt:
         for name in _OF_FAULTS:
             getattr(t, name)[: self.slots] = 0
         t.watched[:] = 0
-        _all_quick(t.frame, t.level, t.of_pmds, t.quick_slot)
+        _all_quick(t.frame, t.level, t.parent, t.quick_slot)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what reads left behind."""
@@ -456,7 +454,7 @@ class Rpt:
     def _retire(self, slots: slice) -> None:
         t = self.tables
         found = taken(
-            slots.start, slots.stop, t.tally, t.counted_page, t.state, t.of_pmds, t.range_of_frame,
+            slots.start, slots.stop, t.tally, t.counted_page, t.state, t.parent, t.range_of_frame,
             t.row_of, self.line, self.epoch_ticks,
         )  # fmt: skip
         if found[0].size:
@@ -467,9 +465,9 @@ class Rpt:
         range_ = int(self.tables.range_of_frame[frame])
         if range_ >= 0 and self.tables.page_of_range[range_] == page:
             self.tables.page_of_range[range_] = -1
-        parent_slot = int(self.tables.parent_slot[frame])
-        if self._child.get(parent_slot) == page:
-            del self._child[parent_slot]
+        parent = int(self.tables.parent[frame])
+        if self._child.get(parent) == page:
+            del self._child[parent]
         self._slot_outside.pop(page, None)
 
 
@@ -484,9 +482,15 @@ def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -
 
 
 @inlined
-def are_misses(slot: Integer, of_pmds: npt.NDArray[np.uint8], state: npt.NDArray[np.uint8]) -> bool:
+def holds_pmds(parent: Integer) -> bool:
+    """Whether an element of `Tables.parent` is that of a table of PMDs."""
+    return bool(parent < NO_PARENT)
+
+
+@inlined
+def are_misses(slot: Integer, parents: npt.NDArray[np.int64], state: npt.NDArray[np.uint8]) -> bool:
     """Whether what `Tables.tally` counts of a slot are misses, and not reads on the way to one."""
-    return not (of_pmds[slot // ENTRIES] and state[slot] == TABLE)
+    return not (holds_pmds(parents[slot // ENTRIES]) and state[slot] == TABLE)
 
 
 @inlined
@@ -503,28 +507,28 @@ def page_counted(
 
 
 @inlined
-def first_quick(frame: Integer, level: Integer, of_pmds: Integer) -> Integer:
+def first_quick(frame: Integer, level: Integer, parent: Integer) -> Integer:
     """The element of `Tables.quick_slot` of a table that no fault event to come is about.
 
     `NO_SLOT` of one that is not what it was linked as.
     """
     slot = np.int64(frame) * ENTRIES
-    if level != (2 if of_pmds else 1) or slot >= OF_PMDS:
+    if level != (2 if holds_pmds(parent) else 1) or slot >= OF_PMDS:
         return NO_SLOT
-    return slot | OF_PMDS if of_pmds else slot
+    return slot | OF_PMDS if holds_pmds(parent) else slot
 
 
 @jit
 def _all_quick(
     frames: npt.NDArray[np.int32],
     levels: npt.NDArray[np.uint8],
-    of_pmds: npt.NDArray[np.uint8],
+    parents: npt.NDArray[np.int64],
     quick_slot: npt.NDArray[np.uint32],
 ) -> None:
     for page in range(frames.size):
         quick_slot[page] = NO_SLOT
         if frames[page] >= 0:
-            quick_slot[page] = first_quick(frames[page], levels[page], of_pmds[frames[page]])
+            quick_slot[page] = first_quick(frames[page], levels[page], parents[frames[page]])
 
 
 @inlined
@@ -534,7 +538,7 @@ def take(
     tally: npt.NDArray[np.uint64],
     epoch_ticks: Integer,
     counted_page: npt.NDArray[np.uint32],
-    of_pmds: npt.NDArray[np.uint8],
+    parents: npt.NDArray[np.int64],
     state: npt.NDArray[np.uint8],
     range_of_frame: npt.NDArray[np.int32],
     row_of: npt.NDArray[np.uint32],
@@ -544,7 +548,7 @@ def take(
     tally[slot] = 0
     page = page_counted(slot, line, counted_page, range_of_frame)
     misses = np.int64(0)
-    if are_misses(slot, of_pmds, state):
+    if are_misses(slot, parents, state):
         misses = np.int64(counted & np.uint64(COUNTED_MAX))
     last_ticks = np.int64(epoch_ticks) + np.int64(counted >> np.uint64(COUNT_BITS))
     return np.int64(row_of[page] & np.uint32(ROW_MASK)), misses, last_ticks
@@ -557,7 +561,7 @@ def taken(
     tally: npt.NDArray[np.uint64],
     counted_page: npt.NDArray[np.uint32],
     state: npt.NDArray[np.uint8],
-    of_pmds: npt.NDArray[np.uint8],
+    parents: npt.NDArray[np.int64],
     range_of_frame: npt.NDArray[np.int32],
     row_of: npt.NDArray[np.uint32],
     line: Integer,
@@ -570,7 +574,7 @@ def taken(
     for slot in range(first, end):
         if tally[slot]:
             rows[n], misses[n], last_ticks[n] = take(
-                slot, line, tally, epoch_ticks, counted_page, of_pmds, state, range_of_frame,
+                slot, line, tally, epoch_ticks, counted_page, parents, state, range_of_frame,
                 row_of,
             )  # fmt: skip
             n += 1

@@ -287,7 +287,7 @@ class Tail:
                 address, write, start,
                 np.uint64(self._rpt.base), np.uint64(self._rpt.size_bytes),
                 np.uint64(self._marker_bytes), self._readback, self.span,
-                t.level, t.store_level, t.frame, t.parent_slot, t.state, t.pending,
+                t.level, t.store_level, t.frame, t.parent, t.state, t.pending,
                 self._counts, self._touched, self._sums,
             )
         )  # fmt: skip
@@ -403,7 +403,7 @@ def _walk(
     level: U8,
     store_level: U8,
     frame: npt.NDArray[np.int32],
-    parent_slot: I64,
+    parents: I64,
     state: U8,
     pending: U8,
     counts: U32,
@@ -449,7 +449,7 @@ def _walk(
             if tables and leaves and i + 1 < address.size:  # what follows tells
                 next_page = np.int64((address[i + 1] - base) >> _PAGE_SHIFT)
                 if address[i + 1] - base < size and level[next_page] == 1:
-                    leaves *= (parent_slot[frame[next_page]] & -line) != slot
+                    leaves *= (parents[frame[next_page]] & -line) != slot
             if not leaves:
                 if tables:
                     sums[_PMD_READS] += 1

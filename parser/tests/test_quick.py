@@ -12,6 +12,7 @@ from ptat_parser.rpt import (
     ENTRIES,
     EPOCH_TICKS,
     LEAF,
+    NO_PARENT,
     NO_SLOT,
     NOTHING_PENDING,
     OF_PMDS,
@@ -27,7 +28,9 @@ BASE, PAGES = 0x1000, 2
 """Of the region, in units of 8 bytes and of tables."""
 
 
-def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, watched=0, times=()):
+def count(
+    words, tally, state=WRITTEN, epoch=0, line=1, parent=NO_PARENT, pending=0, watched=0, times=()
+):
     """Count reads of the second of two tables: where they end, and what is known of its pages.
 
     `state`, `pending`: of all its entries, or a list of that of each; `times`: of the reads, if
@@ -45,7 +48,7 @@ def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, wa
     pages = np.zeros((8, quick.PAGE_COLUMNS), np.int64)
     states, pendings, mapped = np.zeros((3, 2 * ENTRIES), np.uint8)
     states[ENTRIES:], pendings[ENTRIES:] = state, pending
-    kinds = np.array([0, of_pmds], np.uint8)
+    parents = np.array([NO_PARENT, parent])
     rows = 0
     for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
         rows = quick.note_read(number, epoch, row_of, pages, rows)
@@ -53,12 +56,13 @@ def count(words, tally, state=WRITTEN, epoch=0, line=1, of_pmds=0, pending=0, wa
     times = np.array(times, np.uint64)
     end, now, rows = quick.count_reads(
         words, times, slots, 0, words.size, before, line, tally, epoch_ticks, counted_page, False,
-        kinds, states, pendings, mapped, range_of_frame, np.array([watched], np.int32), row_of,
+        parents, states, pendings, mapped, range_of_frame, np.array([watched], np.int32), row_of,
         pages, rows,
     )  # fmt: skip
     quick.collect(
-        2 * ENTRIES, tally, epoch, counted_page, kinds, states, range_of_frame, row_of, line, pages
-    )
+        2 * ENTRIES, tally, epoch, counted_page, parents, states, range_of_frame, row_of, line,
+        pages,
+    )  # fmt: skip
     columns = np.empty((quick.PAGE_COLUMNS, rows), np.int64)
     quick.in_order(row_of, pages, columns)
     return end, now, columns
@@ -84,21 +88,21 @@ def test_whether_pmd_entries_are_among_the_slots():
 
 
 @pytest.mark.parametrize(
-    ("frame", "level", "of_pmds", "first"),
+    ("frame", "level", "parent", "first"),
     [
-        (7, 1, 0, 7 * ENTRIES),
+        (7, 1, ENTRIES, 7 * ENTRIES),
         (7, 2, TABLES_ONLY, 7 * ENTRIES | OF_PMDS),
         (7, 2, WITH_LEAVES, 7 * ENTRIES | OF_PMDS),
-        (7, 0, 0, NO_SLOT),
-        (7, 2, 0, NO_SLOT),
+        (7, 0, NO_PARENT, NO_SLOT),
+        (7, 2, ENTRIES, NO_SLOT),
         (7, 1, TABLES_ONLY, NO_SLOT),
-        ((1 << 22) - 1, 1, 0, (1 << 31) - ENTRIES),
-        (1 << 22, 1, 0, NO_SLOT),  # would be taken for one of PMDs
+        ((1 << 22) - 1, 1, NO_PARENT, (1 << 31) - ENTRIES),
+        (1 << 22, 1, NO_PARENT, NO_SLOT),  # would be taken for one of PMDs
         (1 << 22, 2, TABLES_ONLY, NO_SLOT),
     ],
 )
-def test_the_first_slot_of_a_table(frame, level, of_pmds, first):
-    assert first_quick(frame, level, of_pmds) == first
+def test_the_first_slot_of_a_table(frame, level, parent, first):
+    assert first_quick(frame, level, parent) == first
 
 
 @pytest.mark.parametrize("before", [1, COUNTED_MAX - 2, COUNTED_MAX - 1, COUNTED_MAX])
@@ -168,7 +172,7 @@ def test_an_empty_entry_needs_one():
 def test_reads_of_pmd_entries_are_misses_where_these_are_huge_pages(state, misses, before):
     tally = np.zeros(2 * ENTRIES, np.uint64)
     tally[ENTRIES + 7] = before
-    end, now, columns = count([read(7), read(8), read(7)], tally, state, of_pmds=2)
+    end, now, columns = count([read(7), read(8), read(7)], tally, state, parent=WITH_LEAVES)
     assert (end, now) == (3, 3)
     assert columns[quick.P_PAGE].tolist() == [7, 8]
     assert columns[quick.P_MISSES].tolist() == [misses * (before + 2), misses]
@@ -197,7 +201,7 @@ def test_which_lines_of_pmd_entries_need_a_closer_look(line, more, first_page):
     if "pending" in more:
         more = {"pending": more["pending"] + [NOTHING_PENDING] * (ENTRIES - 8)}
     tally = np.zeros(2 * ENTRIES, np.uint64)
-    end, _, columns = count([read(0), read(8)], tally, entries, line=8, of_pmds=2, **more)
+    end, _, columns = count([read(0), read(8)], tally, entries, line=8, parent=WITH_LEAVES, **more)
     if first_page is None:
         assert end == 0
     else:
