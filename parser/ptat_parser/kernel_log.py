@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ptat_parser.errors import ParseError
 from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
-from ptat_parser.jit import Integer, jit
+from ptat_parser.jit import Integer, bare
 from ptat_parser.storage import read_array
 
 U8 = npt.NDArray[np.uint8]
@@ -113,6 +113,9 @@ END_OF_CYCLES = (1 << 64) - 1
 
 BATCH_BYTES = 1 << 20
 """Pages of so many are scanned at a time."""
+
+REMEMBERED = 1 << 21
+"""So many events without a marker are remembered, 49 bytes each; more are read again."""
 
 _LEVELS = (1, 2)
 
@@ -261,7 +264,7 @@ class _Layout:
             )
 
 
-@jit
+@bare
 def _load(data: U8, offset: Integer, size: Integer) -> Integer:
     # Unsigned indices take no check of their sign, so that 8 bytes become one load.
     at, value = np.uint64(offset), np.uint64(0)
@@ -281,7 +284,7 @@ _PAGE_TIMES = 4
 _NO_TIME = np.uint64(END_OF_CYCLES)
 
 
-@jit
+@bare
 def _scan_pages(
     data: U8,
     page_bytes: Integer,
@@ -366,7 +369,7 @@ def _scan_pages(
     return n, missed, missed_uncounted, -1
 
 
-@jit
+@bare
 def _gather(
     data: U8, offset: I64, field_at: Integer, size: Integer, signed: bool, out: U64
 ) -> None:
@@ -473,15 +476,35 @@ class TimedLog:
     def __init__(self) -> None:
         self.faults = self.entries = 0
         self._cpus: list[tuple[_Cpu, U64]] = []
+        self._few: list[npt.NDArray[Any]] | None = []  # all of them, if they are remembered
+        self._times = np.empty(0, np.uint64)  # once `_few` is one array, in order
 
-    def add(self, cpu: _Cpu, page_times: U64, faults: int, entries: int) -> None:
-        """Those of one more CPU."""
+    def add(self, cpu: _Cpu, page_times: U64) -> None:
+        """Those of one more CPU, which were noted."""
         self._cpus.append((cpu, page_times))
-        self.faults += faults
-        self.entries += entries
+
+    def note(self, scanned: _Scanned, layout: _Layout) -> None:
+        """Count those of some pages, and remember them if they are not too many."""
+        counts = np.bincount(layout.timed[0][scanned.kind], minlength=_NOT_TIMED + 1)
+        self.faults += int(counts[FAULT])
+        self.entries += int(counts[ENTRY_SET] + counts[ENTRY_CLEAR])
+        if self.faults + self.entries > REMEMBERED:
+            self._few = None
+        elif self._few is not None:
+            self._few.append(_timed_events(scanned, layout, 0, END_OF_CYCLES))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_few": None, "_times": None}
 
     def between(self, since: int = 0, until: int = END_OF_CYCLES) -> npt.NDArray[Any]:
         """Those of these times (clock cycles, both included), in their order."""
+        if self._few is not None:
+            if len(self._few) != 1 or not self._times.size:
+                self._few = [_in_order([np.zeros(0, TIMED_EVENT), *self._few], "time")]
+                self._times = self._few[0]["time"].copy()
+            first = np.searchsorted(self._times, np.uint64(since))
+            end = np.searchsorted(self._times, np.uint64(until), side="right")
+            return self._few[0][first:end]
         found = []
         for cpu, times in self._cpus:
             there = (times[:, _FIRST] <= np.uint64(until)) & (times[:, _LAST] >= np.uint64(since))
@@ -562,13 +585,12 @@ def _read_cpu(
     """Add a CPU's events; how many it lost, and when."""
     path, layout = cpu.path, cpu.layout
     events = missed = uncounted = 0
-    timed_events = np.zeros(_NOT_TIMED + 1, np.int64)
     page_times = [np.zeros((0, _PAGE_TIMES), np.uint64)]
     for scanned in cpu.scan(0, cpu.pages):
         events += scanned.kind.size
         missed += scanned.missed
         uncounted += scanned.missed_uncounted
-        timed_events += np.bincount(layout.timed[0][scanned.kind], minlength=timed_events.size)
+        timed.note(scanned, layout)
         page_times.append(scanned.page_times)
         found = _table_events(scanned, layout)
         leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
@@ -583,8 +605,7 @@ def _read_cpu(
             path, f"truncated or damaged: {events} events, of which the kernel wrote {read}"
         )
     times = np.concatenate(page_times)
-    faults, entries = timed_events[FAULT], timed_events[ENTRY_SET] + timed_events[ENTRY_CLEAR]
-    timed.add(cpu, times, int(faults), int(entries))
+    timed.add(cpu, times)
     dropped = sum(stats.get(key, 0) for key in ("overrun", "commit overrun", "dropped events"))
     if dropped > missed and not uncounted:
         return max(dropped, missed), [(None, None)]
@@ -668,7 +689,7 @@ def _timed_events(scanned: _Scanned, layout: _Layout, since: int, until: int) ->
     return events[: _gather_timed(*columns, *layout.timed, *times, events)]
 
 
-@jit
+@bare
 def _gather_timed(
     data: U8,
     offset: I64,

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
+import pickle
 import random
 import struct
 
@@ -80,9 +81,15 @@ def test_faults_and_entries(tmp_path):
     assert entry["slot_pa"] == machine.slot(machine.pte(mm, 0), 5)
 
 
-@settings(max_examples=30)
-@given(seed=st.integers(0, 1 << 32), cpus=st.integers(1, 3), batch_pages=st.integers(1, 5))
-def test_events_of_a_time_are_read(tmp_path_factory, seed, cpus, batch_pages):
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 1 << 32),
+    cpus=st.integers(1, 3),
+    batch_pages=st.integers(1, 5),
+    remembered=st.sampled_from([0, 300, kernel_log.REMEMBERED]),
+    sent=st.booleans(),
+)
+def test_events_of_a_time_are_read(tmp_path_factory, seed, cpus, batch_pages, remembered, sent):
     """However many pages are read at a time; those of one time in the order of the CPUs."""
     choose = random.Random(seed)
     machine = synthetic.Machine(cpus=cpus)
@@ -109,7 +116,10 @@ def test_events_of_a_time_are_read(tmp_path_factory, seed, cpus, batch_pages):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel_log, "BATCH_BYTES", batch_pages * PAGE)
+        patch.setattr(kernel_log, "REMEMBERED", remembered)
         log = read_kernel_log(directory).timed
+        if sent:
+            log = pickle.loads(pickle.dumps(log))
         assert rows(log.between()) == between(0, time)
         assert log.faults == sum(kind == kernel_log.FAULT for _, _, kind, _ in expected)
         assert log.faults + log.entries == len(expected)
