@@ -156,6 +156,41 @@ to them with a lock, as queues have.
 """
 
 
+def _apart(module: Any) -> Any:  # noqa: ANN401
+    domain = module.add_metadata([ir.MetaDataString(module, "ptat")])
+    scope = module.add_metadata([ir.MetaDataString(module, "ptat: read apart"), domain])
+    return module.add_metadata([scope])
+
+
+def _get_apart(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        load = builder.load(builder.gep(made.data, [arguments[1]]))
+        load.set_metadata("alias.scope", _apart(builder.module))
+        return load
+
+    return array.dtype(array, numba.uint64), generate
+
+
+def _put_apart(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        store = builder.store(arguments[2], builder.gep(made.data, [arguments[1]]))
+        store.set_metadata("noalias", _apart(builder.module))
+        return context.get_dummy_value()
+
+    return numba.void(array, numba.uint64, array.dtype), generate
+
+
+get_apart: Callable[[Any, Integer], Any] = _intrinsic(_get_apart)
+put_apart: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_apart)
+"""An element of an array; and store one to another array, the value of the elements' type.
+
+What is stored so is not what is read so: a loop may do several elements at a time, if the core has
+instructions for that. The index is unsigned.
+"""
+
+
 def _prefetch(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
         made = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -502,9 +502,11 @@ class TimedLog:
             if len(self._few) != 1 or not self._times.size:
                 self._few = [_in_order([np.zeros(0, TIMED_EVENT), *self._few], "time")]
                 self._times = self._few[0]["time"].copy()
-            first = np.searchsorted(self._times, np.uint64(since))
-            end = np.searchsorted(self._times, np.uint64(until), side="right")
-            return self._few[0][first:end]
+            inside = slice(
+                np.searchsorted(self._times, np.uint64(since)),
+                np.searchsorted(self._times, np.uint64(until), side="right"),
+            )
+            return self._few[0][inside]
         found = []
         for cpu, times in self._cpus:
             there = (times[:, _FIRST] <= np.uint64(until)) & (times[:, _LAST] >= np.uint64(since))

@@ -16,7 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.blocks import ACCESS_ADDRESS_MASK, WRITE_BIT, delta_of
-from ptat_parser.jit import Integer, bare, inlined, jit, ones, prefetch, put_passing
+from ptat_parser.jit import (
+    Integer,
+    bare,
+    get_apart,
+    inlined,
+    jit,
+    ones,
+    prefetch,
+    put_apart,
+    put_passing,
+)
 from ptat_parser.rpt import (
     COUNT_BITS,
     COUNTED_MAX,
@@ -35,7 +45,7 @@ from ptat_parser.rpt import (
     page_counted,
     page_number,
     take,
-    taken,
+    take_all,
 )
 
 U64 = npt.NDArray[np.uint64]
@@ -192,10 +202,10 @@ def find_slots(
     i, stop = np.uint64(start), np.uint64(end)
     flags = np.uint32(0)
     while i < stop:
-        place = min((words[i] & _PLACE) - base, size)
-        first = quick_slot[place >> _PAGE_SHIFT]
+        place = min((get_apart(words, i) & _PLACE) - base, size)
+        first = get_apart(quick_slot, place >> _PAGE_SHIFT)
         flags |= first
-        slots[i] = np.uint64(first & _SLOT) + (place & in_line)
+        put_apart(slots, i, np.uint32(np.uint64(first & _SLOT) + (place & in_line)))
         i += _ONE
     return bool(flags & _OF_PMDS)
 
@@ -337,7 +347,7 @@ def pair_reads(
         whole += was_pmd & np.int64(parent & in_line == before)
         before, was_pmd = np.int64(slot), is_pmd
         i += _ONE
-    return least > WITH_LEAVES, whole, end - start - pmds - whole + pmds_of_pmds
+    return bool(least > WITH_LEAVES), whole, end - start - pmds - whole + pmds_of_pmds
 
 
 @bare
@@ -347,8 +357,8 @@ def put_kinds(
     """Write the kinds of reads that `count_reads` counted, none of which is of a huge page."""
     i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
     while i < stop:
-        is_pmd = np.uint8(holds_pmds(parents[np.uint64(slots[i]) >> _PAGE_SHIFT]))
-        out_kind[first_record + i] = is_pmd * np.uint8(PMD_READ)
+        parent = get_apart(parents, np.uint64(get_apart(slots, i)) >> _PAGE_SHIFT)
+        put_apart(out_kind, first_record + i, np.uint8(holds_pmds(parent)) * np.uint8(PMD_READ))
         i += _ONE
 
 
@@ -366,12 +376,14 @@ def collect(
     pages: I64,
 ) -> None:
     """Move what was counted of the first so many slots to the rows of their pages."""
+    rows = np.empty(ENTRIES, np.uint32)
+    misses, last_ticks = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
     for first in range(0, slots, ENTRIES):
-        rows, misses, last_ticks = taken(
+        n = take_all(
             first, first + ENTRIES, tally, counted_page, state, parents, range_of_frame, row_of,
-            line, epoch_ticks,
+            line, epoch_ticks, rows, misses, last_ticks, 0,
         )  # fmt: skip
-        add_counts(pages, rows, misses, last_ticks)
+        add_counts(pages, rows[:n], misses[:n], last_ticks[:n])
 
 
 @jit

@@ -214,7 +214,8 @@ Returns records that have those not settled first, and room.
 class _Accesses(NamedTuple):
     """A chunk for the inner loop: if it is a `PlainChunk`, so many blocks (`size`), else, of each
     access, `words` with the address and whether it is a write, as in a block, and the time.
-    `last_ticks`: time of the last access.
+    `last_ticks`: time of the last access; `after`: the address read right after it, at
+    `after_ticks`.
 
     `blocks` are these blocks, or has room for `READ_BLOCKS` and one more, if they are to be read
     from `file`, where they are from `start_bytes` on; `held` are then the numbers of those that it
@@ -226,6 +227,8 @@ class _Accesses(NamedTuple):
     words: U64
     time: U64
     last_ticks: int
+    after: np.uint64
+    after_ticks: int
     size: int
     file: int
     start_bytes: int
@@ -333,6 +336,21 @@ _NO_CONFIG = _Config(
     _ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, 0, 0,
 )  # fmt: skip
 
+_put_accesses, _accesses_in = keeping(
+    _Accesses(
+        np.empty((0, 0), np.uint64),
+        np.empty(0, np.uint64),
+        np.empty(0, np.uint64),
+        0,
+        _NO_ADDRESS,
+        0,
+        0,
+        -1,
+        0,
+        np.empty(0, np.int64),
+        np.empty((0, 2), np.uint64),
+    )
+)
 _put_room, _room_in = keeping(
     _Room(
         Rpt(0, 0).tables,
@@ -1011,22 +1029,21 @@ def _keep(memory: I64, room: _Room) -> None:
     _put_room(memory, room)
 
 
+@jit
+def _keep_accesses(memory: I64, accesses: _Accesses) -> None:
+    _put_accesses(memory, accesses)
+
+
 @bare
-def _replay(
-    chunk: _Accesses,
-    start: Integer,
-    stop: Integer,
-    after: Integer,
-    after_ticks: Integer,
-    memory: I64,
-) -> Integer:
+def _replay(start: Integer, stop: Integer, chunk_memory: I64, memory: I64) -> Integer:
     """Replay the accesses ``start … stop``, between which no table event stands.
 
-    `after` is the address read right after the chunk, at `after_ticks`; `memory` keeps the `_Room`.
-    Returns where it came to, which is not `stop` if reading failed.
+    `chunk_memory` keeps the `_Accesses`, `memory` the `_Room`. Returns where it came to, which is
+    not `stop` if reading failed.
 
     Nearly all of them are left to `quick`.
     """
+    chunk = _accesses_in(chunk_memory)
     t, out, held, timed, pages, count, examples, config, slots = _room_in(memory)
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
     first_place, places = base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT
@@ -1053,7 +1070,7 @@ def _replay(
 
     for group in range(start // GROUP, -(-stop // GROUP)):
         first = group * GROUP
-        following, following_ticks = after, after_ticks
+        following, following_ticks = chunk.after, np.int64(chunk.after_ticks)
         latest = np.uint64(chunk.last_ticks)  # no access of the group is later
         now = _ZERO
         i = max(start - first, 0)
@@ -1525,6 +1542,7 @@ class Replayer:
         pages = self._pages = with_room(self._pages, self._rows + 1, 0)
         examples = np.zeros((EXAMPLES, 3), np.uint64)
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
+        chunk_memory = np.empty_like(memory)
         slots = np.zeros(GROUP + AHEAD, np.uint32)
         read_here = room_for(READ_BLOCKS + 1)
         room: _Room | None = None
@@ -1621,8 +1639,9 @@ class Replayer:
                 next_watched = int(count[NEXT_WATCHED])
                 if next_watched < timed.time.size and timed.time[next_watched] < horizon:
                     _watch_until(horizon, kept())
-            after, after_ticks = self._first_read(number + 1)
-            accesses = _accesses(chunk, read_here)
+            after = self._first_read(number + 1)
+            accesses = _accesses(chunk, after, read_here)
+            _keep_accesses(chunk_memory, accesses)
             start = begin = 0
             for (position, event), at_ticks, until_ticks, end in zip(
                 [*steps, (size, NOTHING)], [*at, 0], [*until, 0], ends, strict=True
@@ -1638,9 +1657,10 @@ class Replayer:
                     begin = end
                 while start < position:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
-                    start = _replay(accesses, start, stop, after, after_ticks, kept())
+                    start = _replay(start, stop, chunk_memory, kept())
                     if start < stop:
-                        accesses = _accesses(chunk)  # which says why, if it fails again
+                        accesses = _accesses(chunk, after)  # which says why, if it fails again
+                        _keep_accesses(chunk_memory, accesses)
                     elif start < position:
                         self._collect(pages)
                         rpt.epoch_ticks = chunk.access(start)[0]
@@ -1709,21 +1729,26 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
     return new
 
 
-def _accesses(chunk: AnyChunk, read_here: U64 | None = None) -> _Accesses:
+def _accesses(
+    chunk: AnyChunk, after: tuple[np.uint64, int], read_here: U64 | None = None
+) -> _Accesses:
     """`read_here`: room to read blocks into as they are looked at, if that was not done before."""
     if isinstance(chunk, PlainChunk):
         if read_here is not None and chunk.file >= 0 and not chunk.is_read:
+            sums = _NO_SUMS if chunk.sums is None else chunk.sums.copy()
             return _Accesses(
-                read_here, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, chunk.file,
-                chunk.start_bytes, np.full(2, -1), _NO_SUMS if chunk.sums is None else chunk.sums,
+                read_here, _NO_TIME, _NO_TIME, chunk.last_ticks, *after, chunk.blocks, chunk.file,
+                chunk.start_bytes, np.full(2, -1), sums,
             )  # fmt: skip
         return _Accesses(
-            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, chunk.blocks, -1, 0, _NO_HELD,
-            _NO_SUMS,
+            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, *after, chunk.blocks, -1, 0,
+            _NO_HELD, _NO_SUMS,
         )  # fmt: skip
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
-    return _Accesses(_NO_BLOCKS, words, chunk.time, chunk.last_ticks, 0, -1, 0, _NO_HELD, _NO_SUMS)
+    return _Accesses(
+        _NO_BLOCKS, words, chunk.time, chunk.last_ticks, *after, 0, -1, 0, _NO_HELD, _NO_SUMS
+    )
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
@@ -1739,9 +1764,9 @@ def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int)
     return start + int(np.searchsorted(time, np.uint64(end_ticks)))
 
 
-def _add(pages: I64, counts: list[Counts]) -> None:
-    for row, misses, last_ticks in counts:
-        add_counts(pages, row, misses, last_ticks)
+def _add(pages: I64, counts: Counts) -> None:
+    if counts.row.size:
+        add_counts(pages, *counts)
 
 
 def _make_room(held: _Held, n_held: int, wanted: int) -> _Held:

@@ -20,8 +20,10 @@ import numpy.typing as npt
 
 from ptat_parser import kernel_log
 from ptat_parser.errors import ParseError
-from ptat_parser.jit import Integer, inlined, jit
+from ptat_parser.jit import KEPT_BYTES, Integer, bare, inlined, jit, keeping
 from ptat_parser.kernel_log import TableEvent
+
+I64 = npt.NDArray[np.int64]
 
 ENTRIES = 512
 PAGE_SHIFT = 12
@@ -74,6 +76,10 @@ class Counts(NamedTuple):
     row: npt.NDArray[np.uint32]
     misses: npt.NDArray[np.int64]
     last_ticks: npt.NDArray[np.int64]
+
+
+def _room_for_counts(rows: int) -> Counts:
+    return Counts(np.empty(rows, np.uint32), np.empty(rows, np.int64), np.empty(rows, np.int64))
 
 
 class Tables(NamedTuple):
@@ -180,7 +186,9 @@ class Rpt:
         # Since the last loss: slots of PMD entries about to change, pages that got a table.
         self._announced: set[int] = set()
         self._handed_out: set[int] = set()
-        self._retired: list[Counts] = []
+        self._retired, self._n_retired = _room_for_counts(0), 0
+        self._memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
+        self._kept: _Taking | None = None  # there
         self.tables = Tables(
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),
@@ -427,7 +435,11 @@ class Rpt:
     def __getstate__(self) -> dict[str, Any]:
         """Without what reads left behind."""
         small = {name: getattr(self.tables, name)[:0] for name in (*_OF_READS, "row_of")}
-        return self.__dict__ | {"tables": self.tables._replace(**small), "_retired": []}
+        return self.__dict__ | {
+            "tables": self.tables._replace(**small),
+            "_n_retired": 0,
+            "_kept": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state
@@ -438,10 +450,18 @@ class Rpt:
         row_of = np.zeros(pages, np.uint32)
         self.tables = self.tables._replace(**nothing, row_of=row_of)
 
-    def counts(self) -> list[Counts]:
-        """What was counted since the last call of slots that are now of other pages."""
-        retired, self._retired = self._retired, []
-        return retired
+    def counts(self) -> Counts:
+        """What was counted since the last call of slots that are now of other pages.
+
+        It holds until the next event.
+        """
+        found = self._taken()
+        self._n_retired = 0
+        return found
+
+    def _taken(self) -> Counts:
+        n, counts = self._n_retired, self._retired
+        return Counts(counts.row[:n], counts.misses[:n], counts.last_ticks[:n])
 
     @property
     def slots(self) -> int:
@@ -452,13 +472,17 @@ class Rpt:
         return slots // self.line if self.line > 1 else 0
 
     def _retire(self, slots: slice) -> None:
-        t = self.tables
-        found = taken(
-            slots.start, slots.stop, t.tally, t.counted_page, t.state, t.parent, t.range_of_frame,
-            t.row_of, self.line, self.epoch_ticks,
-        )  # fmt: skip
-        if found[0].size:
-            self._retired.append(Counts(*found))
+        kept, n = self._kept, self._n_retired
+        if n + ENTRIES > self._retired.row.size:
+            more = _room_for_counts(4 * (n + ENTRIES))
+            more.row[:n], more.misses[:n], more.last_ticks[:n] = self._taken()
+            self._retired = more
+        if kept is None or kept.t is not self.tables or kept.counts is not self._retired:
+            self._kept = _Taking(self.tables, self._retired)
+            _keep(self._memory, self._kept)
+        self._n_retired = _take_kept(
+            slots.start, slots.stop, self.line, self.epoch_ticks, n, self._memory
+        )
 
     def _free(self, page: int) -> None:
         frame = int(self.tables.frame[page])
@@ -554,8 +578,8 @@ def take(
     return np.int64(row_of[page] & np.uint32(ROW_MASK)), misses, last_ticks
 
 
-@jit
-def taken(
+@bare
+def take_all(
     first: Integer,
     end: Integer,
     tally: npt.NDArray[np.uint64],
@@ -566,11 +590,15 @@ def taken(
     row_of: npt.NDArray[np.uint32],
     line: Integer,
     epoch_ticks: Integer,
-) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """What was counted of the slots ``first … end``, which are 0 then: the columns of `Counts`."""
-    rows = np.empty(end - first, np.uint32)
-    misses, last_ticks = np.empty(end - first, np.int64), np.empty(end - first, np.int64)
-    n = 0
+    rows: npt.NDArray[np.uint32],
+    misses: npt.NDArray[np.int64],
+    last_ticks: npt.NDArray[np.int64],
+    n: Integer,
+) -> Integer:
+    """Take what was counted of the slots ``first … end``, which is 0 then.
+
+    Fills the columns of `Counts` from row `n` on; returns how many rows there are.
+    """
     for slot in range(first, end):
         if tally[slot]:
             rows[n], misses[n], last_ticks[n] = take(
@@ -578,4 +606,28 @@ def taken(
                 row_of,
             )  # fmt: skip
             n += 1
-    return rows[:n], misses[:n], last_ticks[:n]
+    return n
+
+
+@bare
+def _take_kept(
+    first: Integer, end: Integer, line: Integer, epoch_ticks: Integer, n: Integer, memory: I64
+) -> Integer:
+    t, counts = _taking_in(memory)
+    return take_all(
+        first, end, t.tally, t.counted_page, t.state, t.parent, t.range_of_frame, t.row_of, line,
+        epoch_ticks, counts.row, counts.misses, counts.last_ticks, n,
+    )  # fmt: skip
+
+
+class _Taking(NamedTuple):
+    t: Tables
+    counts: Counts
+
+
+_put_taking, _taking_in = keeping(_Taking(Rpt(0, 0).tables, _room_for_counts(0)))
+
+
+@jit
+def _keep(memory: I64, taking: _Taking) -> None:
+    _put_taking(memory, taking)
