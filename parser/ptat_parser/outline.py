@@ -282,17 +282,31 @@ class Outline:
         for group in range(len(self._groups)):
             yield self._seen(group)
 
+    def is_whole(self, first: int, end: int) -> bool:
+        """Whether nothing was lost in the chunks ``first … end``."""
+        if self.chunks["others"][first:end].any():
+            for start, seen in self._groups_of(first, end):
+                # What stands after the last access may be of the chunk after, and of another's.
+                since, until = self._start[[first, end]] - start
+                if any(since <= lost.position <= until for lost in seen.lost):
+                    return False
+        return True
+
+    def _groups_of(self, first: int, end: int) -> Iterator[tuple[int, Seen]]:
+        """The groups that these chunks are of: number of the first access, and what is there."""
+        groups = self._ends.searchsorted([first, end - 1], side="right").tolist()
+        for group in range(groups[0], groups[1] + 1):
+            if not self._held or self._held[0] != group:
+                self._held = group, self._seen(group)
+            yield int(self._start[self._firsts[group]]), self._held[1]
+
     def stores(self, first: int, end: int) -> Stores:
         """Those of the chunks ``first … end``, positions from the first of them on."""
         parts = [NO_STORES]
         if self.count_stores(first, end):
             begins = self._start[first]
-            groups = self._ends.searchsorted([first, end - 1], side="right").tolist()
-            for group in range(groups[0], groups[1] + 1):
-                if not self._held or self._held[0] != group:
-                    self._held = group, self._seen(group)
-                position, ticks, address = self._held[1].stores
-                start = self._start[self._firsts[group]]
+            for start, seen in self._groups_of(first, end):
+                position, ticks, address = seen.stores
                 here = slice(*position.searchsorted(self._start[[first, end]] - start))
                 parts.append((position[here] + (start - begins), ticks[here], address[here]))
         return join_stores(parts)

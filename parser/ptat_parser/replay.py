@@ -140,9 +140,9 @@ LAGS_LEARNT = 1000
 """So many fault events whose reads are certain tell how soon after its read one comes at least."""
 
 HELD_BACK = 1 << 17
-"""So many accesses before a fault event, the read that it is about is looked for.
+"""So many accesses before a fault event, at least, the read that it is about is looked for.
 
-And before the chunk that it is in, to be exact: what is older is settled.
+What is older, and before the chunk that the event is in, is settled.
 """
 
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
@@ -211,24 +211,34 @@ Returns records that have those not settled first, and room.
 """
 
 
+class _Following(NamedTuple):
+    """What comes after a chunk.
+
+    The `address` read right after it, at `ticks`, or `_NO_ADDRESS`; at the `horizon` or later, no
+    fault event is about one of its accesses.
+    """
+
+    address: np.uint64
+    ticks: int
+    horizon: np.uint64
+
+
 class _Accesses(NamedTuple):
     """A chunk for the inner loop: if it is a `PlainChunk`, so many blocks (`size`), else, of each
     access, `words` with the address and whether it is a write, as in a block, and the time.
-    `last_ticks`: time of the last access; `after`: the address read right after it, at
-    `after_ticks`.
+    `last_ticks`: time of the last access.
 
     `blocks` are these blocks, or has room for `READ_BLOCKS` and one more, if they are to be read
     from `file`, where they are from `start_bytes` on; `held` are then the numbers of those that it
-    has, in units of `READ_BLOCKS`, and of the piece that was checked last, or -1. `sums` of the
-    pieces, if they are to be checked.
+    has, in units of `READ_BLOCKS`, and of the piece that was checked last, or -1, and room for one
+    word. `sums` of the pieces, if they are to be checked.
     """
 
     blocks: U64
     words: U64
     time: U64
     last_ticks: int
-    after: np.uint64
-    after_ticks: int
+    following: _Following
     size: int
     file: int
     start_bytes: int
@@ -282,6 +292,7 @@ class _Config(NamedTuple):
     entries: bool
     records: bool  # are wanted, not only counted
     skips: bool  # only what stores do is of interest
+    held_groups: int  # so many groups have the `HELD_BACK` accesses before an event
     patience: int  # ticks that a read of an empty entry waits for its fault event
     hold: np.uint64  # ticks that a fault event waits
     huge: bool  # reads of PMD entries may be of huge pages
@@ -333,7 +344,7 @@ def _no_events() -> _Timed:
 
 
 _NO_CONFIG = _Config(
-    _ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, _ZERO, False, 0, 0,
+    _ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, 0, _ZERO, False, 0, 0,
 )  # fmt: skip
 
 _put_accesses, _accesses_in = keeping(
@@ -342,8 +353,7 @@ _put_accesses, _accesses_in = keeping(
         np.empty(0, np.uint64),
         np.empty(0, np.uint64),
         0,
-        _NO_ADDRESS,
-        0,
+        _Following(_NO_ADDRESS, 0, _NEVER),
         0,
         -1,
         0,
@@ -628,16 +638,24 @@ def _watch_pmds(range_: Integer, t: Tables, pages: I64, count: I64, line: Intege
                 )  # fmt: skip
 
 
-@jit
-def _watch_until(time: Integer, memory: I64) -> None:
+@inlined
+def _watch_until(
+    time: Integer, t: Tables, timed: _Timed, pages: I64, count: I64, config: _Config
+) -> None:
     """Hold the reads that fault events before `time` may be about."""
-    t, _, _, timed, pages, count, _, config, _ = _room_in(memory)
     while count[NEXT_WATCHED] < timed.time.size and timed.time[count[NEXT_WATCHED]] < time:
         i = count[NEXT_WATCHED]
         if timed.kind[i] == kernel_log.FAULT:
             _watch(timed.range1[i], 1, t)
             _watch_pmds(timed.range2[i], t, pages, count, config.line)
         count[NEXT_WATCHED] += 1
+
+
+@jit
+def _watch_all_until(time: Integer, memory: I64) -> None:
+    """The same, where no access brings these events."""
+    t, _, _, timed, pages, count, _, config, _ = _room_in(memory)
+    _watch_until(time, t, timed, pages, count, config)
 
 
 @inlined
@@ -1052,7 +1070,7 @@ def _replay(start: Integer, stop: Integer, chunk_memory: I64, memory: I64) -> In
     parents, ranges, quick_slot = t.parent, t.range_of_frame, t.quick_slot
     state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
     tally, counted_page, row_of = t.tally, t.counted_page, t.row_of
-    watched, last_read = t.watched, t.last_read
+    watched, waits, last_read = t.watched, t.waits, t.last_read
     held_first, held_record, held_time = held.first, held.record, held.time
     held_row, held_kind = held.row, held.kind
     held_previous, held_stored = held.previous, held.stored
@@ -1070,11 +1088,13 @@ def _replay(start: Integer, stop: Integer, chunk_memory: I64, memory: I64) -> In
 
     for group in range(start // GROUP, -(-stop // GROUP)):
         first = group * GROUP
-        following, following_ticks = chunk.after, np.int64(chunk.after_ticks)
+        following, following_ticks = chunk.following.address, np.int64(chunk.following.ticks)
         latest = np.uint64(chunk.last_ticks)  # no access of the group is later
         now = _ZERO
         i = max(start - first, 0)
         end = min(stop - first, GROUP)
+        if faults and i == 0 and group % READ_BLOCKS == 0:
+            _watch_until(_horizon(chunk, group, config), t, timed, pages, count, config)
         if blocks:
             if chunk.file < 0:
                 block = group
@@ -1228,11 +1248,13 @@ def _replay(start: Integer, stop: Integer, chunk_memory: I64, memory: I64) -> In
                     held_kind[at] = MISS
                     held_previous[at] = last_read[slot]
                     held_stored[at] = False
+                    waits[frame] = True
                     count[N_HELD] += 1
                     last_read[slot] = count[N_HELD] & _U32
             elif kind == FAULT:
                 pages[row, P_FAULTED] += 1
                 if faults and empty and owed[slot] < 255:
+                    waits[frame] = True
                     owed[slot] += 1
                     owed_ticks[slot] = now
         last, _ = _read(words[end - 1], _ZERO)
@@ -1241,6 +1263,27 @@ def _replay(start: Integer, stop: Integer, chunk_memory: I64, memory: I64) -> In
     count[WALK_PMD] = pmd_line
     count[WALKS_BROKEN] += lone_reads
     return done
+
+
+@inlined
+def _horizon(chunk: _Accesses, first: Integer, config: _Config) -> Integer:
+    """When no fault event is about one of the `READ_BLOCKS` groups from `first` on any more.
+
+    As near as can be told: reads that an event to come may be about take longer.
+    """
+    later = first + READ_BLOCKS + config.held_groups
+    if not chunk.size:
+        at = later * GROUP
+        return chunk.time[at] if at < chunk.time.size else chunk.following.horizon
+    if later >= chunk.size:
+        return chunk.following.horizon
+    if chunk.file < 0:
+        return chunk.blocks[later, WORD_TIME]
+    begins = chunk.held[2:3]
+    start_bytes = chunk.start_bytes + later * wire.BLOCK_BYTES + 8 * WORD_TIME
+    if not read_file(chunk.file, start_bytes, begins):
+        return chunk.following.horizon
+    return np.uint64(begins[0])
 
 
 @inlined
@@ -1320,14 +1363,15 @@ class Part:
 class Span:
     """A part of the stream that is replayed alone: see `ptat_parser.spans`.
 
-    Blocks ``first_block … end_block``; the number of the first access; the time of the first
-    access, and of the first one after, None at the end of the stream.
+    Blocks ``first_block … end_block``; the number of the first access, and of the first one after;
+    the time of the first access, and of the first one after, None at the end of the stream.
     """
 
     number: int
     first_block: int
     end_block: int
     first_access: int = 0
+    end_access: int = 0
     start_ticks: int = 0
     end_ticks: int | None = None
 
@@ -1373,6 +1417,7 @@ class Replayer:
             entries and line > 1,
             False,
             False,
+            -(-HELD_BACK // GROUP),
             int(session.channel.tick_hz * PATIENCE_S),
             np.uint64(session.channel.tick_hz * HOLD_S),
             bool(np.any(log.tables["kind"] == kernel_log.LEAF_SET)),
@@ -1500,7 +1545,7 @@ class Replayer:
         if stores is None:
             return None
         position, _, address = stores
-        steps = self._schedule.until(span.first_access + reader.blocks * BLOCK_RECORDS_MAX)
+        steps = self._schedule.until(span.end_access)
         places = position.searchsorted([at - span.first_access for at, _ in steps]).tolist()
         events = [event for _, event in steps]
         return address, [*zip(places, events, strict=True), (address.size, NOTHING)]
@@ -1635,12 +1680,8 @@ class Replayer:
                 records.kind[row : row + size] = MISS
             if config.faults:
                 held = _make_room(held, int(count[N_HELD]), size)
-                horizon = self._horizon(done_accesses)
-                next_watched = int(count[NEXT_WATCHED])
-                if next_watched < timed.time.size and timed.time[next_watched] < horizon:
-                    _watch_until(horizon, kept())
-            after = self._first_read(number + 1)
-            accesses = _accesses(chunk, after, read_here)
+            following = self._following(number + 1, done_accesses)
+            accesses = _accesses(chunk, following, read_here)
             _keep_accesses(chunk_memory, accesses)
             start = begin = 0
             for (position, event), at_ticks, until_ticks, end in zip(
@@ -1659,7 +1700,7 @@ class Replayer:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
                     start = _replay(start, stop, chunk_memory, kept())
                     if start < stop:
-                        accesses = _accesses(chunk, after)  # which says why, if it fails again
+                        accesses = _accesses(chunk, following)  # which says why, if it fails again
                         _keep_accesses(chunk_memory, accesses)
                     elif start < position:
                         self._collect(pages)
@@ -1673,7 +1714,7 @@ class Replayer:
                     apply(events[event], at_ticks)
             _add(pages, rpt.counts())
         end_ticks = _NEVER if span.end_ticks is None else np.uint64(span.end_ticks)
-        _watch_until(end_ticks, kept())
+        _watch_all_until(end_ticks, kept())
         if span.end_ticks is None and (schedule.lost or not self._stopped):
             lose()
         for event in schedule.rest(end_ticks):
@@ -1698,17 +1739,14 @@ class Replayer:
             at = [ticks or access for ticks, access in zip(at, there, strict=True)]
         return at
 
-    def _horizon(self, accesses: int) -> np.uint64:
-        """Until when a fault event may be about one of the first `accesses`."""
-        chunk = bisect_left(self._first_numbers, accesses + HELD_BACK)
-        return self._first_ticks[chunk] if chunk < self._first_ticks.size else _NEVER
-
-    def _first_read(self, chunk: int) -> tuple[np.uint64, int]:
-        """Address and time of a chunk's first access, if it is a read."""
+    def _following(self, chunk: int, accesses: int) -> _Following:
+        """What follows the chunks before one, which have so many `accesses`."""
+        later = bisect_left(self._first_numbers, accesses + HELD_BACK)
+        horizon = self._first_ticks[later] if later < self._first_ticks.size else _NEVER
         first = self._firsts[chunk] if chunk < len(self._firsts) else None
-        return (_NO_ADDRESS, 0) if first is None or first.write else (
-            np.uint64(first.address), first.ticks,
-        )  # fmt: skip
+        if first is None or first.write:
+            return _Following(_NO_ADDRESS, 0, horizon)
+        return _Following(np.uint64(first.address), first.ticks, horizon)
 
 
 def _doubts(timed: _Timed, end: int) -> list[tuple[int, int]]:
@@ -1729,25 +1767,23 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
     return new
 
 
-def _accesses(
-    chunk: AnyChunk, after: tuple[np.uint64, int], read_here: U64 | None = None
-) -> _Accesses:
+def _accesses(chunk: AnyChunk, following: _Following, read_here: U64 | None = None) -> _Accesses:
     """`read_here`: room to read blocks into as they are looked at, if that was not done before."""
     if isinstance(chunk, PlainChunk):
         if read_here is not None and chunk.file >= 0 and not chunk.is_read:
             sums = _NO_SUMS if chunk.sums is None else chunk.sums.copy()
             return _Accesses(
-                read_here, _NO_TIME, _NO_TIME, chunk.last_ticks, *after, chunk.blocks, chunk.file,
-                chunk.start_bytes, np.full(2, -1), sums,
+                read_here, _NO_TIME, _NO_TIME, chunk.last_ticks, following, chunk.blocks,
+                chunk.file, chunk.start_bytes, np.full(3, -1), sums,
             )  # fmt: skip
         return _Accesses(
-            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, *after, chunk.blocks, -1, 0,
+            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, following, chunk.blocks, -1, 0,
             _NO_HELD, _NO_SUMS,
         )  # fmt: skip
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
     return _Accesses(
-        _NO_BLOCKS, words, chunk.time, chunk.last_ticks, *after, 0, -1, 0, _NO_HELD, _NO_SUMS
+        _NO_BLOCKS, words, chunk.time, chunk.last_ticks, following, 0, -1, 0, _NO_HELD, _NO_SUMS
     )
 
 

@@ -364,9 +364,9 @@ def _share_out(
     return np.int64(n), np.int64(n_others)
 
 
-_ROOM_ALONE, _ROOM_BEHIND = 32, 8
-"""Chunks that records have room for. Writing takes a core's cache from what is counted, unless
-another core writes, which then has the less left at the end.
+_ROOM = 4
+"""Chunks that records have room for: with more, memory is farther from the core, and another that
+writes has more left at the end.
 """
 
 _STAYS_BYTES = 2 << 30
@@ -443,8 +443,7 @@ class _Output:
         left, old = used - settled, self.records
         self._hand_on(settled)
         if self._writing or left + wanted > old.kind.size:
-            chunks = _ROOM_BEHIND if self._made_by.behind else _ROOM_ALONE
-            self.records = self._made_by.records(left + wanted, left + chunks * wanted)
+            self.records = self._made_by.records(left + wanted, left + _ROOM * wanted)
         for name in Records._fields:
             getattr(self.records, name)[:left] = getattr(old, name)[settled:used]
         return self.records

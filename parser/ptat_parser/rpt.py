@@ -91,7 +91,8 @@ class Tables(NamedTuple):
     one of PMDs, unless it is one of PTEs that a fault event to come is about: then, and else,
     `NO_SLOT`. For each frame: `range_of_frame` (int32), -1 for none, and `parent` (int64): the slot
     that leads to a table of PTEs, or `NO_PARENT`; of one of PMDs it says what its entries are
-    instead: `TABLES_ONLY` or `WITH_LEAVES`. For each range:
+    instead: `TABLES_ONLY` or `WITH_LEAVES`; `waits` (bool): some of its slots may have something in
+    `_OF_FAULTS`. For each range:
     `page_of_range` (int32), the region's page that serves it now, or -1; `last_page` (int32), the
     last that did; `watched` (int32), how many fault events to come are about it; `row_of` (uint32,
     for each page number that it can have), the page's row in what a replay counts, or 0, in the
@@ -114,6 +115,7 @@ class Tables(NamedTuple):
     quick_slot: npt.NDArray[np.uint32]
     range_of_frame: npt.NDArray[np.int32]
     parent: npt.NDArray[np.int64]
+    waits: npt.NDArray[np.bool_]
     page_of_range: npt.NDArray[np.int32]
     last_page: npt.NDArray[np.int32]
     watched: npt.NDArray[np.int32]
@@ -151,7 +153,7 @@ EPOCH_TICKS = (1 << 64 - COUNT_BITS) - 1
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
 _OF_READS = ("tally", "counted_page", *_OF_FAULTS)
 _PER_SLOT = ("state", "pending", "mapped", *_OF_READS)
-_PER_FRAME = {"range_of_frame": -1, "parent": NO_PARENT}
+_PER_FRAME = {"range_of_frame": -1, "parent": NO_PARENT, "waits": False}
 _PER_RANGE = {"page_of_range": -1, "last_page": -1, "watched": 0, "row_of": 0}
 _PAGES_MAX = 1 << 32
 
@@ -196,6 +198,7 @@ class Rpt:
             quick_slot=np.full(pages + 1, NO_SLOT, np.uint32),
             range_of_frame=np.full(frames, -1, np.int32),
             parent=np.full(frames, NO_PARENT, np.int64),
+            waits=np.zeros(frames, np.bool_),
             page_of_range=np.full(frames, -1, np.int32),
             last_page=np.full(frames, -1, np.int32),
             watched=np.zeros(frames, np.int32),
@@ -427,8 +430,10 @@ class Rpt:
     def restart(self) -> None:
         """Forget what fault events wait for, as before a span."""
         t = self.tables
-        for name in _OF_FAULTS:
-            getattr(t, name)[: self.slots] = 0
+        for frame in np.flatnonzero(t.waits).tolist():
+            for name in _OF_FAULTS:
+                getattr(t, name)[frame * ENTRIES : (frame + 1) * ENTRIES] = 0
+        t.waits[:] = False
         t.watched[:] = 0
         _all_quick(t.frame, t.level, t.parent, t.quick_slot)
 

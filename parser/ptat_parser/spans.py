@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 I64 = npt.NDArray[np.int64]
 
 SPAN_ACCESSES = 1 << 24
-"""About so many are in a span, at the most; the last ones have down to a quarter."""
+"""About so many are in a span, at the most; the last ones have down to an eighth."""
 
 SPANS_LEFT = 8
 """So many a span is one of, of what is left: who ends last works for little longer than others."""
@@ -81,6 +81,7 @@ def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -
             chunk * reader.chunk_blocks,
             reader.blocks if end is None else end * reader.chunk_blocks,
             first.number if first else 0,
+            after.number if after else found.accesses,
             first.ticks if first and number else 0,
             after.ticks if after else None,
         )
@@ -113,7 +114,7 @@ def _cuts(
 
 def _wanted(left: int) -> int:
     """How many accesses the next span should have."""
-    return min(SPAN_ACCESSES, max(left // SPANS_LEFT, SPAN_ACCESSES // 4))
+    return min(SPAN_ACCESSES, max(left // SPANS_LEFT, SPAN_ACCESSES // 8))
 
 
 @dataclass

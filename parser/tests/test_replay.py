@@ -767,7 +767,7 @@ def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, entries):
     for number in range(300):
         start, end = sorted(choose.choice(ticks) + choose.randrange(-1, 2) for _ in range(2))
         last = choose.random() < 0.1
-        span = replaying.Span(number, 0, 0, 0, start, None if last else end)
+        span = replaying.Span(number, 0, 0, 0, 0, start, None if last else end)
         timed = replayer._timed_of(span, replayer._config)
         first = bisect_left(ticks, start) if number else 0
         until = None if last else bisect_left(ticks, end)

@@ -275,7 +275,7 @@ def test_who_skips_spans_finds_the_same(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "SPAN_ACCESSES", accesses)
         patch.setattr(replay, "HELD_BACK", held_back)
-        patch.setattr(results, "_ROOM_ALONE", 2)
+        patch.setattr(results, "_ROOM", 2)
         patch.setattr(spans, "replay_in_processes", replay_with_help)
         for counts_only in (False, True):
             found = []
@@ -331,11 +331,13 @@ def test_spans_of_accesses_only_are_skipped_without_their_chunks(
     by_processes = spans.replay_in_processes
     monkeypatch.setattr(spans, "replay_in_processes", skip_and_replay)
     parse(path, workers=2)
-    first, *between, last = without  # they have the marks START and STOP, or lack the latter
+    first, *between, last = without
     assert len(between) > 2
-    assert (first, last) == (False, False)
+    assert not last  # for the events behind the last access
     slow = {"event lost", "too many"} if outlined else {"event lost", "too many", "forgotten"}
     assert set(between) == {what not in slow}
+    # There is the mark START, which the outline knows; of an incomplete capture, who knows?
+    assert first == (outlined and what not in {*slow, "not stopped"})
 
 
 def test_a_table_that_is_read_after_another_took_its_place(tmp_path):
@@ -403,7 +405,7 @@ def test_reads_are_held_until_they_are_settled(tmp_path, monkeypatch):
         return make_room(output, used, settled, wanted)
 
     monkeypatch.setattr(results._Output, "make_room", note)
-    monkeypatch.setattr(results, "_ROOM_ALONE", 2)
+    monkeypatch.setattr(results, "_ROOM", 2)
     assert parse(path).summary == expected
     assert digests(path) == whole
     assert sum(settled for _, settled in rooms) > 2000
@@ -426,8 +428,7 @@ def test_reads_are_written_behind(tmp_path, monkeypatch):
     """By another thread, while the replay of an only span goes on; and nothing else."""
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
-    monkeypatch.setattr(results, "_ROOM_ALONE", 2)
-    monkeypatch.setattr(results, "_ROOM_BEHIND", 2)
+    monkeypatch.setattr(results, "_ROOM", 2)
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
@@ -450,7 +451,7 @@ def test_reads_are_written_behind(tmp_path, monkeypatch):
 @pytest.mark.parametrize("accesses", [1500, 1 << 40])
 def test_a_full_disk_is_told_by_another(tmp_path, monkeypatch, at, accesses):
     monkeypatch.setattr(spans, "SPAN_ACCESSES", accesses)
-    monkeypatch.setattr(results, "_ROOM_BEHIND", 2)
+    monkeypatch.setattr(results, "_ROOM", 2)
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
     path = busy(tmp_path / "s")
     write = results._Output._write
@@ -479,7 +480,8 @@ def test_a_capture_that_becomes_shorter_is_told(tmp_path):
         parse(path, progress=cut)
 
 
-def test_a_kernel_log_that_becomes_shorter_is_told(tmp_path):
+def test_a_kernel_log_that_becomes_shorter_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_log, "REMEMBERED", 0)
     path = busy(tmp_path / "s")
     file = path / "kernel" / "cpu0.raw"
 
@@ -513,9 +515,9 @@ def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
     pieces = []
     accesses = replay._accesses
 
-    def note(chunk, piece=None):
+    def note(chunk, following, piece=None):
         pieces.append(piece is not None and isinstance(chunk, blocks.PlainChunk))
-        return accesses(chunk, piece)
+        return accesses(chunk, following, piece)
 
     monkeypatch.setattr(replay, "_accesses", note)
     with Path(os.devnull).open("rb") as empty:
@@ -583,7 +585,7 @@ def test_reads_bring_entry_events_where_stores_are_lost(tmp_path):
 @pytest.mark.parametrize("quiet", [True, False])
 def test_who_ends_last_works_for_little_longer_than_others(monkeypatch, quiet):
     """The last spans are short, however many there are; a short capture is not cut at all."""
-    most, least, chunk = 1 << 16, 1 << 14, 1 << 10
+    most, least, chunk = 1 << 16, 1 << 13, 1 << 10
     monkeypatch.setattr(spans, "SPAN_ACCESSES", most)
     for accesses in (least, 2 * least, most, 5 * most, 100 * most, 1000 * most):
         firsts = [survey.FirstAccess(at, 0, False, 0) for at in range(0, accesses, chunk)]
@@ -596,7 +598,7 @@ def test_who_ends_last_works_for_little_longer_than_others(monkeypatch, quiet):
         assert all(sizes <= np.maximum(left / spans.SPANS_LEFT + chunk, 2 * least))
         assert all(sizes[:-1] >= least)
         assert sizes.max() <= most
-        assert len(cuts) <= 2 * spans.SPANS_LEFT + accesses // most * 2
+        assert len(cuts) <= 3 * spans.SPANS_LEFT + accesses // most * 2
 
 
 def noted_plan(monkeypatch):
@@ -615,7 +617,7 @@ def noted_plan(monkeypatch):
 @pytest.mark.parametrize("counts_only", [False, True])
 def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, counts_only):
     """The whole has what only the last span's events tell, though no worker is free before."""
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 8000)
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 16000)
     path = busy(tmp_path / "s", phases=4, lossy=True)
     parse(path, counts_only=counts_only)
     expected = digests(path)
