@@ -184,10 +184,10 @@ def _put_apart(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN4
 
 get_apart: Callable[[Any, Integer], Any] = _intrinsic(_get_apart)
 put_apart: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_apart)
-"""An element of an array; and store one to another array, the value of the elements' type.
+"""An element of an array; and store one to an array, the value of the elements' type.
 
-What is stored so is not what is read so: a loop may do several elements at a time, if the core has
-instructions for that. The index is unsigned.
+No array may be both read so and stored to so: then a loop may do several elements at a time, if the
+core has instructions for that. The index is unsigned.
 """
 
 

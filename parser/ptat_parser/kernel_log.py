@@ -476,8 +476,9 @@ class TimedLog:
     def __init__(self) -> None:
         self.faults = self.entries = 0
         self._cpus: list[tuple[_Cpu, U64]] = []
-        self._few: list[npt.NDArray[Any]] | None = []  # all of them, if they are remembered
-        self._times = np.empty(0, np.uint64)  # once `_few` is one array, in order
+        # All of them, if they are remembered; their times, once they are in order.
+        self._few: npt.NDArray[Any] | None = np.empty(0, TIMED_EVENT)
+        self._times: U64 | None = None
 
     def add(self, cpu: _Cpu, page_times: U64) -> None:
         """Those of one more CPU, which were noted."""
@@ -486,12 +487,15 @@ class TimedLog:
     def note(self, scanned: _Scanned, layout: _Layout) -> None:
         """Count those of some pages, and remember them if they are not too many."""
         counts = np.bincount(layout.timed[0][scanned.kind], minlength=_NOT_TIMED + 1)
+        before = self.faults + self.entries
         self.faults += int(counts[FAULT])
         self.entries += int(counts[ENTRY_SET] + counts[ENTRY_CLEAR])
         if self.faults + self.entries > REMEMBERED:
             self._few = None
         elif self._few is not None:
-            self._few.append(_timed_events(scanned, layout, 0, END_OF_CYCLES))
+            if not self._few.size:  # what is not used of it takes no memory
+                self._few = np.empty(REMEMBERED, TIMED_EVENT)
+            _put_timed(scanned, layout, 0, END_OF_CYCLES, self._few[before:])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_few": None, "_times": None}
@@ -499,14 +503,14 @@ class TimedLog:
     def between(self, since: int = 0, until: int = END_OF_CYCLES) -> npt.NDArray[Any]:
         """Those of these times (clock cycles, both included), in their order."""
         if self._few is not None:
-            if len(self._few) != 1 or not self._times.size:
-                self._few = [_in_order([np.zeros(0, TIMED_EVENT), *self._few], "time")]
-                self._times = self._few[0]["time"].copy()
+            if self._times is None:
+                self._few = _in_order([self._few[: self.faults + self.entries]], "time")
+                self._times = self._few["time"].copy()
             inside = slice(
                 np.searchsorted(self._times, np.uint64(since)),
                 np.searchsorted(self._times, np.uint64(until), side="right"),
             )
-            return self._few[0][inside]
+            return self._few[inside]
         found = []
         for cpu, times in self._cpus:
             there = (times[:, _FIRST] <= np.uint64(until)) & (times[:, _LAST] >= np.uint64(since))
@@ -686,9 +690,15 @@ def _table_events(scanned: _Scanned, layout: _Layout) -> npt.NDArray[Any]:
 
 def _timed_events(scanned: _Scanned, layout: _Layout, since: int, until: int) -> npt.NDArray[Any]:
     events = np.empty(scanned.kind.size, TIMED_EVENT)
+    return events[: _put_timed(scanned, layout, since, until, events)]
+
+
+def _put_timed(
+    scanned: _Scanned, layout: _Layout, since: int, until: int, events: npt.NDArray[Any]
+) -> int:
     columns = scanned.data, scanned.offset, scanned.time, scanned.kind
     times = np.uint64(since), np.uint64(until)
-    return events[: _gather_timed(*columns, *layout.timed, *times, events)]
+    return int(_gather_timed(*columns, *layout.timed, *times, events))
 
 
 @bare

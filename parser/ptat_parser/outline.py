@@ -286,7 +286,7 @@ class Outline:
         """Whether nothing was lost in the chunks ``first … end``."""
         if self.chunks["others"][first:end].any():
             for start, seen in self._groups_of(first, end):
-                # What stands after the last access may be of the chunk after, and of another's.
+                # A loss between two chunks may be noted with either.
                 since, until = self._start[[first, end]] - start
                 if any(since <= lost.position <= until for lost in seen.lost):
                     return False

@@ -357,7 +357,7 @@ def put_kinds(
     """Write the kinds of reads that `count_reads` counted, none of which is of a huge page."""
     i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
     while i < stop:
-        parent = get_apart(parents, np.uint64(get_apart(slots, i)) >> _PAGE_SHIFT)
+        parent = get_apart(parents, np.uint64(slots[i]) >> _PAGE_SHIFT)
         put_apart(out_kind, first_record + i, np.uint8(holds_pmds(parent)) * np.uint8(PMD_READ))
         i += _ONE
 

@@ -91,15 +91,14 @@ class Tables(NamedTuple):
     one of PMDs, unless it is one of PTEs that a fault event to come is about: then, and else,
     `NO_SLOT`. For each frame: `range_of_frame` (int32), -1 for none, and `parent` (int64): the slot
     that leads to a table of PTEs, or `NO_PARENT`; of one of PMDs it says what its entries are
-    instead: `TABLES_ONLY` or `WITH_LEAVES`; `waits` (bool): some of its slots may have something in
-    `_OF_FAULTS`. For each range:
-    `page_of_range` (int32), the region's page that serves it now, or -1; `last_page` (int32), the
-    last that did; `watched` (int32), how many fault events to come are about it; `row_of` (uint32,
-    for each page number that it can have), the page's row in what a replay counts, or 0, in the
-    bits of `ROW_MASK`; the other one says that the page was read. For each slot its `state`; the
-    state that a store will bring (`pending`); reads that faulted and whose event has not come yet
-    (`owed`), and when the last of them was (`owed_ticks`, uint64); and whether its entry is
-    `mapped` (else uint8).
+    instead: `TABLES_ONLY` or `WITH_LEAVES`; `waits` (bool) says that some of its slots may have
+    something in what is `_OF_FAULTS`. For each range: `page_of_range` (int32), the region's page
+    that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
+    fault events to come are about it; `row_of` (uint32, for each page number that it can have), the
+    page's row in what a replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the
+    page was read. For each slot its `state`; the state that a store will bring (`pending`); reads
+    that faulted and whose event has not come yet (`owed`), and when the last of them was
+    (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
 
     Of a slot whose reads are known to be of one page, which has a row, `tally` (uint64) has their
     number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks after
@@ -190,7 +189,7 @@ class Rpt:
         self._handed_out: set[int] = set()
         self._retired, self._n_retired = _room_for_counts(0), 0
         self._memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
-        self._kept: _Taking | None = None  # there
+        self._kept: _Taking | None = None  # in `_memory`
         self.tables = Tables(
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),

@@ -534,6 +534,39 @@ def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
     assert found["none"] == (digest, in_pieces, at_once)
 
 
+def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
+    """Of writes to pages that are there: in a long chunk, its blocks tell when."""
+    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    machine = synthetic.Machine(levels="pte")
+    mm = machine.exec()
+    pages = [page << 12 for page in range(600)]
+    for va in pages:
+        machine.access(mm, va)
+    choose = random.Random(1)
+    for va in pages[:500]:
+        for _ in range(300):
+            machine.access(mm, choose.choice(pages))
+        machine.access(mm, va, write=True)
+    path = machine.write(tmp_path / "s")
+    chunks = BusReader.chunks
+    found = []
+    for way in ("read here", "read", "decoded"):
+        with monkeypatch.context() as patch:
+            if way != "read here":
+                patch.setattr(archive.RawStream, "file", -1)
+            if way == "decoded":
+                patch.setattr(
+                    BusReader, "chunks", lambda reader: (each.decoded() for each in chunks(reader))
+                )
+            summary = parse(path).summary
+        assert summary["faults"]["of_other_entries"] == 500
+        # Where a table is missing, no entry is read.
+        assert summary["totals"]["faulted"] == len(pages) - 2 + 500
+        found.append(digests(path))
+    assert found[0] == found[1] == found[2]
+    assert summary["totals"]["accesses"] > 2 * blocks.READ_BLOCKS * wire.BLOCK_RECORDS_MAX
+
+
 @pytest.mark.parametrize("archived", [False, True])
 @pytest.mark.parametrize("block", [0, -1])
 def test_damage_is_told_by_who_reads_ahead(tmp_path, block, archived):
