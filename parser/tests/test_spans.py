@@ -537,34 +537,40 @@ def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
 def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
     """Of writes to pages that are there: in a long chunk, its blocks tell when."""
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
-    machine = synthetic.Machine(levels="pte")
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 2 * blocks.READ_BLOCKS + 10)
+    machine = synthetic.Machine(levels="pte", region_pages=128)
     mm = machine.exec()
-    pages = [page << 12 for page in range(600)]
+    tables = range(60)
+    pages = [table << 21 | page << 12 for table in tables for page in range(8)]
     for va in pages:
         machine.access(mm, va)
     choose = random.Random(1)
-    for va in pages[:500]:
-        for _ in range(300):
+    for table in tables:
+        for _ in range(5000):
             machine.access(mm, choose.choice(pages))
-        machine.access(mm, va, write=True)
+        machine.access(mm, table << 21, write=True)
     path = machine.write(tmp_path / "s")
     chunks = BusReader.chunks
     found = []
-    for way in ("read here", "read", "decoded"):
+    for way in ("short chunks", "read here", "read", "decoded"):
         with monkeypatch.context() as patch:
-            if way != "read here":
+            if way == "short chunks":
+                patch.setattr(blocks, "CHUNK_BLOCKS", 1)
+            elif way != "read here":
                 patch.setattr(archive.RawStream, "file", -1)
             if way == "decoded":
                 patch.setattr(
                     BusReader, "chunks", lambda reader: (each.decoded() for each in chunks(reader))
                 )
             summary = parse(path).summary
-        assert summary["faults"]["of_other_entries"] == 500
-        # Where a table is missing, no entry is read.
-        assert summary["totals"]["faulted"] == len(pages) - 2 + 500
-        found.append(digests(path))
-    assert found[0] == found[1] == found[2]
-    assert summary["totals"]["accesses"] > 2 * blocks.READ_BLOCKS * wire.BLOCK_RECORDS_MAX
+        assert summary["faults"]["of_other_entries"] == len(tables)
+        # Where a table is missing, no entry is read; the first write is to an entry.
+        assert summary["totals"]["faulted"] == len(pages)
+        found.append([rows(path, name) for name in ("misses", "other", "pages.parquet")])
+    assert all(each == found[0] for each in found)
+    # The first chunk, which has the mark START, another, and the one with STOP.
+    chunks = summary["totals"]["accesses"] / blocks.BLOCK_RECORDS_MAX / blocks.CHUNK_BLOCKS
+    assert 2 < chunks < 3
 
 
 @pytest.mark.parametrize("archived", [False, True])
