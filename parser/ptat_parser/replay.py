@@ -142,7 +142,8 @@ LAGS_LEARNT = 1000
 HELD_BACK = 1 << 17
 """So many accesses before a fault event, at least, the read that it is about is looked for.
 
-What is older, and before the chunk that the event is in, is settled.
+An event about an older one may find nothing (`FAULTS_UNMATCHED`). What is older, and before the
+chunk that the event is in, is settled.
 """
 
 _NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
@@ -268,7 +269,8 @@ class _Timed(NamedTuple):
 
     Fault events that wait: the line they are about, or -1, whether it was empty, and the time of
     the read if that is certain already, or 0. `doubt_ticks`: the time of a read before a loss
-    that the event may be about, or 0.
+    that the event may be about, or 0. `held_since`: the first read that was certainly held if it
+    may be about it.
     """
 
     time: U64
@@ -280,6 +282,7 @@ class _Timed(NamedTuple):
     was_empty: npt.NDArray[np.bool_]
     read_ticks: I64
     doubt_ticks: U64
+    held_since: I64
 
 
 class _Config(NamedTuple):
@@ -340,6 +343,7 @@ def _no_events() -> _Timed:
         np.empty(0, np.bool_),
         np.empty(0, np.int64),
         np.empty(0, np.uint64),
+        np.empty(0, np.int64),
     )
 
 
@@ -646,6 +650,7 @@ def _watch_until(
     while count[NEXT_WATCHED] < timed.time.size and timed.time[count[NEXT_WATCHED]] < time:
         i = count[NEXT_WATCHED]
         if timed.kind[i] == kernel_log.FAULT:
+            timed.held_since[i] = count[N_OUTPUT]
             _watch(timed.range1[i], 1, t)
             _watch_pmds(timed.range2[i], t, pages, count, config.line)
         count[NEXT_WATCHED] += 1
@@ -679,9 +684,11 @@ def _match_fault(
     """Turn the last miss on a slot that can have brought event `i` into a walk that faulted.
 
     Reads that the clocks put right behind the event are looked at where those before it are too
-    old. Where accesses were lost since then, the read is left as it is, in doubt.
+    old. Where accesses were lost since then, the read is left as it is, in doubt. Of reads from
+    before all were held, others may have come later: these are left alone, too.
     """
     time = np.int64(timed.time[i])
+    settled = max(count[SETTLED], timed.held_since[i])
     latest = time - min(count[LAG_LEAST], 0)
     behind = latest
     oldest = np.int64(0)
@@ -696,7 +703,7 @@ def _match_fault(
         number = _number_of(link, count)
         at = number - held.first[0]
         read_ticks = np.int64(held.time[at]) if at >= 0 else oldest
-        if at < 0 or held.record[at] < count[SETTLED] or (found >= 0 and read_ticks < oldest):
+        if at < 0 or held.record[at] < settled or (found >= 0 and read_ticks < oldest):
             break
         if held.kind[at] == MISS and read_ticks <= behind:
             if number < count[LOSS_FLOOR]:
@@ -716,14 +723,14 @@ def _match_fault(
         # Half of it, as the clocks' error is not the same all the time.
         anothers = time - count[LAG_LEAST] // 2 if count[LAG_LEAST] > 0 else behind
     if np.int64(held.time[found]) > anothers:
-        found = _before_another(time, found, held, count, config)
+        found = _before_another(time, found, settled, held, count, config)
     if time - np.int64(held.time[found]) > config.hold:
-        found = _beside_a_fault(time, slot, found, t, held, count, config)
+        found = _beside_a_fault(time, slot, found, settled, t, held, count, config)
     if not held.stored[found]:
         latest = time + config.clock_error
         if np.int64(held.time[found]) <= anothers:
             latest = min(latest, anothers)
-        found = _stored_near(time, latest, slot, found, t, held, count, config)
+        found = _stored_near(time, latest, slot, found, settled, t, held, count, config)
     held.kind[found] = FAULT
     if config.records:
         out.kind[held.record[found] - count[FIRST_ROW]] = FAULT
@@ -735,7 +742,7 @@ def _match_fault(
 
 @inlined
 def _before_another(
-    time: Integer, near: Integer, held: _Held, count: I64, config: _Config
+    time: Integer, near: Integer, settled: Integer, held: _Held, count: I64, config: _Config
 ) -> Integer:
     """The miss of a slot before `near`, which is too near to its event to have brought it.
 
@@ -745,7 +752,7 @@ def _before_another(
     while held.previous[at]:
         number = _number_of(held.previous[at], count)
         at = number - held.first[0]
-        if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
+        if at < 0 or held.record[at] < settled or number < count[LOSS_FLOOR]:
             break
         if time - np.int64(held.time[at]) > config.overtaken or held.stored[at]:
             break
@@ -759,6 +766,7 @@ def _beside_a_fault(
     time: Integer,
     slot: Integer,
     found: Integer,
+    settled: Integer,
     t: Tables,
     held: _Held,
     count: I64,
@@ -784,7 +792,7 @@ def _beside_a_fault(
     while held.previous[at]:
         number = _number_of(held.previous[at], count)
         at = number - held.first[0]
-        if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
+        if at < 0 or held.record[at] < settled or number < count[LOSS_FLOOR]:
             break
         if time - np.int64(held.time[at]) > config.overtaken:
             break
@@ -802,6 +810,7 @@ def _stored_near(
     latest: Integer,
     slot: Integer,
     otherwise: Integer,
+    settled: Integer,
     t: Tables,
     held: _Held,
     count: I64,
@@ -819,7 +828,7 @@ def _stored_near(
     while link != 0:
         number = _number_of(link, count)
         at = number - held.first[0]
-        if at < 0 or held.record[at] < count[SETTLED] or number < count[LOSS_FLOOR]:
+        if at < 0 or held.record[at] < settled or number < count[LOSS_FLOOR]:
             break
         read_ticks = np.int64(held.time[at])
         if read_ticks < oldest:
@@ -1094,6 +1103,7 @@ def _replay(start: Integer, stop: Integer, chunk_memory: I64, memory: I64) -> In
         i = max(start - first, 0)
         end = min(stop - first, GROUP)
         if faults and i == 0 and group % READ_BLOCKS == 0:
+            count[N_OUTPUT] = n_output
             _watch_until(_horizon(chunk, group, config), t, timed, pages, count, config)
         if blocks:
             if chunk.file < 0:
@@ -1892,6 +1902,7 @@ def _timed(events: npt.NDArray[Any], ticks: U64, rpt: Rpt) -> _Timed:
         np.zeros(events.size, np.bool_),
         np.zeros(events.size, np.int64),
         np.zeros(events.size, np.uint64),
+        np.zeros(events.size, np.int64),
     )
 
 

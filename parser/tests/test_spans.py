@@ -537,6 +537,7 @@ def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
 def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
     """Of writes to pages that are there: in a long chunk, its blocks tell when."""
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 2 * blocks.READ_BLOCKS + 10)
     machine = synthetic.Machine(levels="pte", region_pages=128)
     mm = machine.exec()
@@ -546,9 +547,15 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
         machine.access(mm, va)
     choose = random.Random(1)
     for table in tables:
-        for _ in range(5000):
-            machine.access(mm, choose.choice(pages))
-        machine.access(mm, table << 21, write=True)
+        va = table << 21
+        others = [page for page in pages if page != va]
+        for after in range(5000):
+            machine.access(mm, choose.choice(others))
+            if after == 3500:  # the fault is logged late
+                assert not machine.walk(mm, va, write=True)
+        machine.event("ptat_fault", mm=mm.id, va=va, error_code=2)
+        machine.fix(mm, va, write=True)
+        machine.access(mm, va, write=True)
     path = machine.write(tmp_path / "s")
     chunks = BusReader.chunks
     found = []
@@ -571,6 +578,33 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
     # The first chunk, which has the mark START, another, and the one with STOP.
     chunks = summary["totals"]["accesses"] / blocks.BLOCK_RECORDS_MAX / blocks.CHUNK_BLOCKS
     assert 2 < chunks < 3
+
+
+def test_a_late_fault_is_not_matched_with_an_older_read(tmp_path, monkeypatch):
+    """Where the read that it is about was not held, as it is too long ago."""
+    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 4 * blocks.READ_BLOCKS)
+    late = 20_000
+    machine = synthetic.Machine(levels="pte")
+    mm = machine.exec()
+    pages = [table << 21 | page << 12 for table in range(2) for page in range(8)]
+    for va in pages:
+        machine.access(mm, va)
+    va = pages[0]
+    elsewhere = pages[-1]  # in another table
+    readings = blocks.READ_BLOCKS * blocks.BLOCK_RECORDS_MAX
+    while len(machine.bus) < 2 * readings - late // 2:
+        machine.access(mm, elsewhere)
+    assert not machine.walk(mm, va, write=True)
+    for _ in range(late):
+        machine.access(mm, elsewhere)
+    machine.event("ptat_fault", mm=mm.id, va=va, error_code=2)
+    machine.fix(mm, va, write=True)
+    machine.access(mm, va, write=True)
+    summary = parse(machine.write(tmp_path / "s")).summary
+    assert summary["faults"]["unmatched"] == 1
+    assert summary["faults"]["of_other_entries"] == 0
 
 
 @pytest.mark.parametrize("archived", [False, True])
