@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """How fast is the parser? Everything on one capture, side by side; ends with one line of JSON.
 
-    python parser/bench.py [--records N] [--granularity G] [--keep DIR]
-    python parser/bench.py --session DIR
+    python parser/bench.py [--records N] [--granularity G] [--keep DIR] [--rounds N]
+    python parser/bench.py --session DIR [--rounds N]
 
 The capture is `capture_model`'s, or that of a recorded session, without the joins then. It has an
 outline, and is read from the page cache. Each figure is records per second, taken in a process of
@@ -27,12 +27,14 @@ its own:
 
 All are one core's, by the CPU time that they take, which on a machine with nothing else to do is
 the time that passes; but bound_workers, bound_parquet_2 and workers_2, ``ptat parse --workers 2``,
-are by the latter. `elapsed_s` has that of all. The counts of all must be the same. `start_s` is how
-long a Python takes from its start to the results of a capture of 100,000 records, when what numba
-compiles is in its cache. `peak_mib` is the most memory of one process, of workers_2 that of all
-together, what they share counted once. `ratios` are those that have aims: counts of a plain sum,
-two workers of one; and, for comparison, two workers of two that share nothing, and two bounds of
-one. `bytes_per_record`: what is written of each read, misses and others.
+are by the latter. `elapsed_s` has that of all. The counts of all must be the same. What ratios are
+made of is measured in rounds, one after the other in each, as a machine is faster at one time than
+at another: each figure is the median of the rounds', and so are the ratios, of which `rounds` has
+all. `start_s` is how long a Python takes from its start to the results of a capture of 100,000
+records, when what numba compiles is in its cache. `peak_mib` is the most memory of one process, of
+workers_2 that of all together, what they share counted once. `ratios` are those that have aims:
+counts of a plain sum, two workers of one; and, for comparison, two workers of two that share
+nothing, and two bounds of one. `bytes_per_record`: what is written of each read, misses and others.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ import multiprocessing.pool
 import os
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -488,21 +491,25 @@ def _share_kib(pid: int) -> int:
 
 JOINS = ("duckdb", "polars", "numpy")
 
-FIGURES = (
+ONCE = ("streaming_aligned", "bound", "archive", "outline", "without_outline", "bound_counts")
+
+IN_ROUNDS = (
     "streaming",
-    "streaming_aligned",
-    "bound",
-    "archive",
-    "outline",
-    "without_outline",
-    "bound_counts",
     "counts_only",
     "bound_parquet",
-    "to_parquet",
     "bound_parquet_2",
     "bound_workers",
+    "to_parquet",
     "workers_2",
 )
+"""The last one's results are looked at."""
+
+RATIOS = {
+    "counts_of_streaming": ("counts_only", "streaming"),
+    "workers_of_one": ("workers_2", "to_parquet"),
+    "workers_of_bound": ("workers_2", "bound_workers"),
+    "bounds_of_one": ("bound_parquet_2", "bound_parquet"),
+}
 
 
 def start_s(small: Path) -> float:
@@ -513,31 +520,38 @@ def start_s(small: Path) -> float:
     return round(elapsed, 2)
 
 
-def run(path: Path, small: Path, joins: Sequence[str]) -> dict[str, Any]:
+def run(path: Path, small: Path, joins: Sequence[str], rounds: int) -> dict[str, Any]:
     """All figures of a session; `small` is one that is parsed in no time."""
-    found: dict[str, dict[str, Any]] = {}
-    for what in (*FIGURES, *joins):
+
+    def measured(what: str) -> dict[str, Any]:
         command = [sys.executable, __file__, "--measure", what, str(path)]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-        found[what] = json.loads(output)
-        print(f"{what:12} {json.dumps(found[what])}", file=sys.stderr)
+        figures: dict[str, Any] = json.loads(output)
+        print(f"{what:12} {json.dumps(figures)}", file=sys.stderr)
+        return figures
+
+    found = {what: measured(what) for what in (*ONCE, *joins)}
+    in_rounds = [{what: measured(what) for what in IN_ROUNDS} for _ in range(rounds)]
+    for what in IN_ROUNDS:
+        each = [figures[what] for figures in in_rounds]
+        found[what] = {name: statistics.median(one[name] for one in each) for name in each[0]}
+        found[what]["peak_mib"] = max(one["peak_mib"] for one in each)
     digests = {found[what]["digest"] for what in joins}
     if len(digests) > 1:
         raise SystemExit(f"the joins disagree: {digests}")
     summary = json.loads((path / "results" / "summary.json").read_bytes())
     if summary["lost"] or summary["unexplained"]["reads"]:
         raise SystemExit("the capture is not explained")
-    speeds = {what: found[what]["records_per_s"] for what in found}
+    speeds = {what: round(found[what]["records_per_s"]) for what in found}
     reads = sum(summary["totals"][kind] for kind in ("misses", "faulted", "pmd_reads"))
     ratios = {
-        "counts_of_streaming": speeds["counts_only"] / speeds["streaming"],
-        "workers_of_one": speeds["workers_2"] / speeds["to_parquet"],
-        "workers_of_bound": speeds["workers_2"] / speeds["bound_workers"],
-        "bounds_of_one": speeds["bound_parquet_2"] / speeds["bound_parquet"],
+        name: [figures[a]["records_per_s"] / figures[b]["records_per_s"] for figures in in_rounds]
+        for name, (a, b) in RATIOS.items()
     }
     return {
         **speeds,
-        "ratios": {name: round(ratio, 2) for name, ratio in ratios.items()},
+        "ratios": {name: round(statistics.median(each), 2) for name, each in ratios.items()},
+        "rounds": {name: [round(ratio, 2) for ratio in each] for name, each in ratios.items()},
         "bytes_per_record": round(found["to_parquet"]["bytes"] / reads, 2),
         "archive_bytes_per_record": round(
             found["archive"]["bytes"] / summary["totals"]["accesses"], 2
@@ -558,12 +572,15 @@ def main() -> None:
     parser.add_argument("--granularity", type=int, default=8, help="bytes; default: 8")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     parser.add_argument("--keep", type=Path, help="make the session here, or use what is here")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--session", type=Path, help="measure this one, recorded with --no-archive")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
         print(json.dumps(measure(arguments.measure[0], Path(arguments.measure[1]))))
         return
+    if arguments.rounds < 1:
+        parser.error("--rounds must be 1 or more")
     recorded: Path | None = arguments.session
     of_model = ("records", "pages", "granularity", "seed", "keep")
     changed = [n for n in of_model if getattr(arguments, n) != parser.get_default(n)]
@@ -588,7 +605,7 @@ def main() -> None:
         small = Model(100_000, seed=arguments.seed).write(Path(directory) / "small")
         for session in (path, small):
             outline.write(session / "bus.0.raw")
-        print(json.dumps(run(path, small, () if recorded else JOINS)))
+        print(json.dumps(run(path, small, () if recorded else JOINS, arguments.rounds)))
 
 
 if __name__ == "__main__":

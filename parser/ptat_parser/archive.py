@@ -201,15 +201,18 @@ def _transpose(words: U64, planes: npt.NDArray[np.uint8]) -> None:
             planes[k, i] = words[i] >> shift
 
 
+_U64 = np.uint64
+
+
 @jit
 def from_planes(planes: npt.NDArray[np.uint8], words: U64) -> None:
     """Fill `words`; `planes` of shape ``(8, words)``."""
-    for i in range(words.size):
-        words[i] = planes[0, i]
-    for k in range(1, _PLANES):
-        shift = np.uint64(8 * k)
-        for i in range(words.size):
-            words[i] |= np.uint64(planes[k, i]) << shift
+    p0, p1, p2, p3 = planes[0], planes[1], planes[2], planes[3]
+    p4, p5, p6, p7 = planes[4], planes[5], planes[6], planes[7]
+    for i in range(words.size):  # all planes at once: memory is passed once only
+        low = p0[i] | _U64(p1[i]) << _U64(8) | _U64(p2[i]) << _U64(16) | _U64(p3[i]) << _U64(24)
+        high = p4[i] | _U64(p5[i]) << _U64(8) | _U64(p6[i]) << _U64(16) | _U64(p7[i]) << _U64(24)
+        words[i] = low | high << _U64(32)
 
 
 @jit

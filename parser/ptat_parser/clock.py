@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.jit import Integer, jit
+from ptat_parser.jit import Integer, bare, jit
 
 DRIFT_MAX = 1e-3
 """No crystal drifts more: the pairs are too few to tell, or the kernel's frequency is wrong."""
@@ -195,6 +195,14 @@ def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.N
     return hull[:n]
 
 
+@bare
+def _least(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], slope: float) -> float:
+    least: float = y[0] - slope * x[0]
+    for i in range(1, x.size):
+        least = min(least, y[i] - slope * x[i])
+    return least
+
+
 class _Edge:
     """Points that the clock is below of, or `above`."""
 
@@ -211,7 +219,7 @@ class _Edge:
 
     def intercept(self, slope: float) -> float:
         """Of the line of this slope that touches the points."""
-        return self._sign * float((self._y - self._sign * slope * self._x).min())
+        return float(self._sign * _least(self._x, self._y, self._sign * slope))
 
     def likelihood(self, slope: float) -> Callable[[float], float]:
         """The likelihood of slopes, as logarithm; `slope` is near the truth."""

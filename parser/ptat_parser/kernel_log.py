@@ -486,7 +486,8 @@ class TimedLog:
 
     def note(self, scanned: _Scanned, layout: _Layout) -> None:
         """Count those of some pages, and remember them if they are not too many."""
-        counts = np.bincount(layout.timed[0][scanned.kind], minlength=_NOT_TIMED + 1)
+        counts = np.zeros(_NOT_TIMED + 1, np.int64)
+        _count_kinds(scanned.kind, layout.timed[0], counts)
         before = self.faults + self.entries
         self.faults += int(counts[FAULT])
         self.entries += int(counts[ENTRY_SET] + counts[ENTRY_CLEAR])
@@ -499,6 +500,11 @@ class TimedLog:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_few": None, "_times": None}
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether all of them are here, and need not be read again."""
+        return self._few is not None
 
     def between(self, since: int = 0, until: int = END_OF_CYCLES) -> npt.NDArray[Any]:
         """Those of these times (clock cycles, both included), in their order."""
@@ -523,8 +529,11 @@ class TimedLog:
         return _in_order(found or [np.zeros(0, TIMED_EVENT)], "time")
 
     def batches(self) -> Iterator[npt.NDArray[Any]]:
-        """All of them in their order, some at a time."""
+        """All of them in their order, some at a time if they are not remembered."""
         if not self.faults and not self.entries:
+            return
+        if self.is_remembered:
+            yield self.between()
             return
         first = np.sort(np.concatenate([times[:, _FIRST] for _, times in self._cpus]))
         batch = self._cpus[0][0].layout.batch_pages
@@ -599,11 +608,12 @@ def _read_cpu(
         timed.note(scanned, layout)
         page_times.append(scanned.page_times)
         found = _table_events(scanned, layout)
+        if not found.size:
+            continue
         leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
         if not np.isin(found["level"][leveled], _LEVELS).all():
             raise _damaged(path, "damaged: a table of an unknown level")
-        if found.size:
-            tables.append(found)
+        tables.append(found)
     stats = _read_stats(path.with_suffix(".stats"))
     read = stats.get("read events")
     if read is not None and read != events:
@@ -672,9 +682,13 @@ def traced_spaces(log: KernelLog) -> set[int]:
 
 
 def _table_events(scanned: _Scanned, layout: _Layout) -> npt.NDArray[Any]:
-    parts = []
+    parts = [np.zeros(0, TABLE_EVENT)]
+    others = np.flatnonzero(layout.timed[0][scanned.kind] == _NOT_TIMED)  # few, often
+    kinds = scanned.kind[others]
     for kind, name in enumerate(TABLE_KINDS):
-        rows = np.flatnonzero(scanned.kind == layout.formats[name].id)
+        rows = others[kinds == layout.formats[name].id]
+        if not rows.size:
+            continue
         events = np.zeros(rows.size, TABLE_EVENT)
         events["time"] = scanned.time[rows]
         events["kind"] = kind
@@ -699,6 +713,12 @@ def _put_timed(
     columns = scanned.data, scanned.offset, scanned.time, scanned.kind
     times = np.uint64(since), np.uint64(until)
     return int(_gather_timed(*columns, *layout.timed, *times, events))
+
+
+@bare
+def _count_kinds(kind: npt.NDArray[np.uint16], number_of_kind: U8, counts: I64) -> None:
+    for i in range(kind.size):
+        counts[number_of_kind[kind[i]]] += 1
 
 
 @bare

@@ -370,7 +370,7 @@ class Outline:
             accesses,
             firsts,
             int(last_ticks[-1]) if last_ticks.size else -1,
-            (position.astype(np.int64), ticks, address),
+            (position.view(np.int64), ticks, address),
             *lost_and_marks(records),
         )
 

@@ -285,6 +285,16 @@ class _Timed(NamedTuple):
     held_since: I64
 
 
+class _Events(NamedTuple):
+    """What of `_Timed` the log tells."""
+
+    time: U64
+    kind: U8
+    range1: npt.NDArray[np.int32]
+    range2: npt.NDArray[np.int32]
+    address: U64
+
+
 class _Config(NamedTuple):
     base: np.uint64
     size: np.uint64
@@ -332,19 +342,18 @@ def _hold_none(capacity: int) -> _Held:
     )
 
 
-def _no_events() -> _Timed:
+_NO_EVENTS = _Events(
+    np.empty(0, np.uint64), np.empty(0, np.uint8), np.empty(0, np.int32), np.empty(0, np.int32),
+    np.empty(0, np.uint64),
+)  # fmt: skip
+
+
+def _timed(events: _Events) -> _Timed:
+    size = events.time.size
     return _Timed(
-        np.empty(0, np.uint64),
-        np.empty(0, np.uint8),
-        np.empty(0, np.int32),
-        np.empty(0, np.int32),
-        np.empty(0, np.uint64),
-        np.empty(0, np.int64),
-        np.empty(0, np.bool_),
-        np.empty(0, np.int64),
-        np.empty(0, np.uint64),
-        np.empty(0, np.int64),
-    )
+        *events, np.full(size, -1), np.zeros(size, np.bool_), np.zeros(size, np.int64),
+        np.zeros(size, np.uint64), np.zeros(size, np.int64),
+    )  # fmt: skip
 
 
 _NO_CONFIG = _Config(
@@ -370,7 +379,7 @@ _put_room, _room_in = keeping(
         Rpt(0, 0).tables,
         _NO_RECORDS,
         _hold_none(0),
-        _no_events(),
+        _timed(_NO_EVENTS),
         np.empty((0, 0), np.int64),
         np.empty(0, np.int64),
         np.empty((0, 0), np.uint64),
@@ -1435,6 +1444,7 @@ class Replayer:
             int(session.channel.tick_hz * PATIENCE_S) if session.kernel.cpus > 1 else 0,
         )
         self._log, self._clock = log.timed, clock
+        self._known: dict[tuple[bool, bool], _Events] = {}  # of all spans, by `_wanted`
         self._firsts = firsts
         there = [first for first in firsts if first]
         self._first_numbers = np.array([first.number for first in there], np.int64)
@@ -1442,7 +1452,8 @@ class Replayer:
         self.from_fault_ticks: I64 = np.full(len(firsts), np.iinfo(np.int64).max)
         """Of each chunk's first access, how far it is from a fault event."""
         self._know_timed()
-        self._events = list(map(TableEvent._make, log.tables.tolist()))
+        # `_make` without what Python does for each.
+        self._events = list(map(partial(tuple.__new__, TableEvent), log.tables.tolist()))
         self._ticks = clock.to_ticks(log.tables["time"])
         for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
             self.rpt.apply(self._events[i], int(self._ticks[i]))
@@ -1477,20 +1488,29 @@ class Replayer:
         """The events without a marker of a span's time."""
         log, clock = self._log, self._clock
         if not (config.faults * log.faults or config.entries * log.entries):
-            return _no_events()
+            return _timed(_NO_EVENTS)
         around = 2 + math.ceil(2 * clock.cycles_per_tick)
         since, until = 0, kernel_log.END_OF_CYCLES
         if span.number:
             since = min(max(clock.to_cycles(span.start_ticks) - around, 0), until)
         if span.end_ticks is not None:
             until = min(max(clock.to_cycles(span.end_ticks) + around, 0), until)
-        events = _wanted(log.between(since, until), config)
-        ticks = _ticks_of_events(events["time"], clock)
+        wanted = config.faults, config.entries
+        if log.is_remembered and wanted not in self._known:
+            self._known[wanted] = _events(_wanted(log.between(), config), clock, self.rpt)
+        events = self._known.get(wanted) or _events(
+            _wanted(log.between(since, until), config), clock, self.rpt
+        )
+        ticks = events.time
         inside = slice(
             np.searchsorted(ticks, np.uint64(span.start_ticks)) if span.number else None,
             None if span.end_ticks is None else np.searchsorted(ticks, np.uint64(span.end_ticks)),
         )
-        return _timed(events[inside], ticks[inside], self.rpt)
+        return _timed(_Events._make(column[inside] for column in events))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what the log tells again."""
+        return self.__dict__ | {"_known": {}}
 
     def checkpoint(self) -> tuple[Rpt, Schedule, I64]:
         """What goes on from span to span, for `go_to` when it was copied."""
@@ -1768,11 +1788,15 @@ def _no_pages() -> I64:
     return np.zeros((1 << 10, PAGE_COLUMNS), np.int64)
 
 
+_ROWS = 1 << 20
+"""Rows of pages that need not be moved."""
+
+
 def with_room(pages: I64, used: int, wanted: int) -> I64:
     """Rows that have room for more, which are 0; what was never used costs nothing."""
     if used + wanted <= pages.shape[0]:
         return pages
-    new = np.zeros((4 * pages.shape[0] + wanted, PAGE_COLUMNS), np.int64)
+    new = np.zeros((max(4 * pages.shape[0], _ROWS) + wanted, PAGE_COLUMNS), np.int64)
     new[:used] = pages[:used]
     return new
 
@@ -1790,11 +1814,17 @@ def _accesses(chunk: AnyChunk, following: _Following, read_here: U64 | None = No
             chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, following, chunk.blocks, -1, 0,
             _NO_HELD, _NO_SUMS,
         )  # fmt: skip
-    words = chunk.address >> ADDRESS_UNIT_SHIFT
-    words[chunk.write] |= WRITE_BIT
+    words = np.empty(chunk.address.size, np.uint64)
+    _put_words(chunk.address, chunk.write, words)
     return _Accesses(
         _NO_BLOCKS, words, chunk.time, chunk.last_ticks, following, 0, -1, 0, _NO_HELD, _NO_SUMS
     )
+
+
+@bare
+def _put_words(address: U64, write: npt.NDArray[np.bool_], words: U64) -> None:
+    for i in range(words.size):
+        words[i] = address[i] >> ADDRESS_UNIT_SHIFT | (WRITE_BIT if write[i] else _ZERO)
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
@@ -1882,7 +1912,7 @@ def _begins(events: npt.NDArray[Any]) -> I64:
     return np.flatnonzero(np.append(True, (mm[1:] != mm[:-1]) | (base[1:] != base[:-1]))[: mm.size])
 
 
-def _timed(events: npt.NDArray[Any], ticks: U64, rpt: Rpt) -> _Timed:
+def _events(events: npt.NDArray[Any], clock: Clock, rpt: Rpt) -> _Events:
     is_fault = events["kind"] == kernel_log.FAULT
     begins = _begins(events)
     follow = np.diff(begins, append=events.size)
@@ -1892,17 +1922,12 @@ def _timed(events: npt.NDArray[Any], ticks: U64, rpt: Rpt) -> _Timed:
         _by_value(_keys(mm, va, level), partial(_range_of_key, rpt, level=level), np.int32)
         for level in _RANGE_SHIFT
     )
-    return _Timed(
-        ticks,
-        events["kind"].astype(np.uint8),
+    return _Events(
+        _ticks_of_events(events["time"], clock),
+        events["kind"].copy(),
         np.repeat(range1, follow),
         np.repeat(range2, follow),
         np.where(is_fault, events["va"], events["slot_pa"]),
-        np.full(events.size, -1),
-        np.zeros(events.size, np.bool_),
-        np.zeros(events.size, np.int64),
-        np.zeros(events.size, np.uint64),
-        np.zeros(events.size, np.int64),
     )
 
 

@@ -82,6 +82,9 @@ def _room_for_counts(rows: int) -> Counts:
     return Counts(np.empty(rows, np.uint32), np.empty(rows, np.int64), np.empty(rows, np.int64))
 
 
+_NO_COUNTS = _room_for_counts(0)
+
+
 class Tables(NamedTuple):
     """The arrays that replay's inner loop needs.
 
@@ -429,10 +432,7 @@ class Rpt:
     def restart(self) -> None:
         """Forget what fault events wait for, as before a span."""
         t = self.tables
-        for frame in np.flatnonzero(t.waits).tolist():
-            for name in _OF_FAULTS:
-                getattr(t, name)[frame * ENTRIES : (frame + 1) * ENTRIES] = 0
-        t.waits[:] = False
+        _forget(t.waits, t.last_read, t.owed, t.owed_ticks)
         t.watched[:] = 0
         _all_quick(t.frame, t.level, t.parent, t.quick_slot)
 
@@ -459,6 +459,8 @@ class Rpt:
 
         It holds until the next event.
         """
+        if not self._n_retired:
+            return _NO_COUNTS
         found = self._taken()
         self._n_retired = 0
         return found
@@ -544,6 +546,20 @@ def first_quick(frame: Integer, level: Integer, parent: Integer) -> Integer:
     if level != (2 if holds_pmds(parent) else 1) or slot >= OF_PMDS:
         return NO_SLOT
     return slot | OF_PMDS if holds_pmds(parent) else slot
+
+
+@bare
+def _forget(
+    waits: npt.NDArray[np.bool_],
+    last_read: npt.NDArray[np.uint32],
+    owed: npt.NDArray[np.uint8],
+    owed_ticks: npt.NDArray[np.uint64],
+) -> None:
+    for frame in range(waits.size):
+        if waits[frame]:
+            for slot in range(frame * ENTRIES, (frame + 1) * ENTRIES):
+                last_read[slot] = owed[slot] = owed_ticks[slot] = 0
+            waits[frame] = False
 
 
 @jit

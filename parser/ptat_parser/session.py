@@ -8,11 +8,11 @@ newer host may write more than this parser knows.
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from zlib_ng import zlib_ng
 
 from ptat_parser import wire
 from ptat_parser.errors import SessionError
@@ -32,6 +32,7 @@ REGION_BYTES_MAX = 64 << 30
 CANARY_OFFSET_BYTES = 8
 """In the region, of the word that the kernel reads back; ``PTAT_CANARY_OFFSET`` in the kernel."""
 NO_ADDRESS = (1 << 64) - 1
+_CHECKED_BYTES = 1 << 18
 BUS_BYTES = 1 << wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
 
 
@@ -136,14 +137,15 @@ def seal(content: dict[str, Any], directory: Path) -> None:
 def _crc32(content: dict[str, Any]) -> int:
     """CRC-32 of the description without its own, as JSON with sorted keys and no blanks."""
     rest = {key: value for key, value in content.items() if key != "crc32"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+    return zlib_ng.crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _file_crc32(path: Path) -> int:
     crc = 0
-    with path.open("rb") as file:
-        while data := file.read(1 << 20):
-            crc = zlib.crc32(data, crc)
+    data = memoryview(bytearray(_CHECKED_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(data):
+            crc = zlib_ng.crc32(data[:size], crc)
     return crc
 
 
@@ -219,9 +221,10 @@ class Session:
 
     def check_files(self) -> None:
         """Raise `SessionError` if a file is not what was recorded."""
+        here = self.path.resolve()
         for name, recorded in self.files.items():
             path = self.path / name
-            if not path.is_file() or not path.resolve().is_relative_to(self.path.resolve()):
+            if not path.is_file() or not path.resolve().is_relative_to(here):
                 continue  # whoever needs it says so
             size_bytes = path.stat().st_size
             problem = None

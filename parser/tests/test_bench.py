@@ -17,7 +17,7 @@ def bench(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_bench_explains_what_it_made():
     """The parser's counts, and the joins' among each other, are checked by the bench itself."""
-    output = bench("--records", "300000", "--pages", "4000")
+    output = bench("--records", "300000", "--pages", "4000", "--rounds", "2")
     assert output.returncode == 0, output.stderr
     figures = json.loads(output.stdout.splitlines()[-1])
     # Twice in the run, 512 pages were touched again: a walk that faults and one that does not.
@@ -39,6 +39,8 @@ def test_bench_explains_what_it_made():
         "numpy",
     ):
         assert figures[name] > 0
+    for name, ratio in figures["ratios"].items():
+        assert ratio == pytest.approx(sum(figures["rounds"][name]) / 2, abs=0.011)
     assert 1 < figures["bytes_per_record"] < 8
     assert 1 < figures["archive_bytes_per_record"] < 8
 
@@ -46,7 +48,7 @@ def test_bench_explains_what_it_made():
 def test_a_session_is_measured_and_stays_as_it_is(tmp_path):
     session = Model(100_000, pages=2000).write(tmp_path / "s")
     there = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    output = bench("--session", session)
+    output = bench("--session", session, "--rounds", "1")
     assert output.returncode == 0, output.stderr
     figures = json.loads(output.stdout.splitlines()[-1])
     assert figures["records"] > figures["misses"] > 100_000
@@ -55,6 +57,9 @@ def test_a_session_is_measured_and_stays_as_it_is(tmp_path):
     )
     assert "numpy" not in figures
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == there
+    output = bench("--session", session, "--rounds", "0")
+    assert output.returncode == 2
+    assert "--rounds" in output.stderr
     output = bench("--session", session, "--keep", tmp_path / "other")
     assert output.returncode == 2
     assert "--keep" in output.stderr
