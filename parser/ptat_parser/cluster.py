@@ -17,7 +17,8 @@ import numpy.typing as npt
 from ptat_parser import quick
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.merge import Reader
-from ptat_parser.replay import Part, Replayer, Span
+from ptat_parser.replay import Replayer
+from ptat_parser.replay_data import Part, Span
 from ptat_parser.spans import Joined, MakeOutput, Replay, jobs, replay_span
 from ptat_parser.survey import Progress, no_progress
 

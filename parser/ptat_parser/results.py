@@ -32,11 +32,11 @@ from ptat_parser import (
     markers,
     outline,
     quick,
+    replay_data,
     spans,
     storage,
     wire,
 )
-from ptat_parser import replay as replaying
 from ptat_parser.anchors import EntryStores
 from ptat_parser.blocks import BusReader
 from ptat_parser.clock import Clock
@@ -47,7 +47,8 @@ from ptat_parser.jit import Integer, inlined, jit
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.merge import open_bus
 from ptat_parser.parquet import Column, Text, Writer
-from ptat_parser.replay import Records, Replayer, Span
+from ptat_parser.replay import Replayer
+from ptat_parser.replay_data import Records, Span
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.session import Session
 from ptat_parser.spans import Replay
@@ -607,9 +608,9 @@ def _summary(
         "totals": {
             "misses": misses,
             "faulted": faulted,
-            "pmd_reads": int(count[replaying.N_OUTPUT]) - misses - faulted,
-            "stores": int(count[replaying.STORES]),
-            "readbacks": int(count[replaying.READBACKS]),
+            "pmd_reads": int(count[replay_data.N_OUTPUT]) - misses - faulted,
+            "stores": int(count[replay_data.STORES]),
+            "readbacks": int(count[replay_data.READBACKS]),
             "accesses": found.accesses,
             "pages": int(np.count_nonzero(done.pages[quick.P_MISSES])),
         },
@@ -622,19 +623,19 @@ def _summary(
         "faults": {
             "recorded": faults,
             "events": log.timed.faults,
-            "of_empty_entries": int(count[replaying.FAULTS_EMPTY]),
-            "of_other_entries": int(count[replaying.FAULTS_MATCHED]),
-            "without_leaf_entry": int(count[replaying.FAULTS_NO_LEAF]),
-            "unmatched": int(count[replaying.FAULTS_UNMATCHED]),
-            "in_doubt": int(count[replaying.FAULTS_LATE]) if session.kernel.cpus > 1 else 0,
+            "of_empty_entries": int(count[replay_data.FAULTS_EMPTY]),
+            "of_other_entries": int(count[replay_data.FAULTS_MATCHED]),
+            "without_leaf_entry": int(count[replay_data.FAULTS_NO_LEAF]),
+            "unmatched": int(count[replay_data.FAULTS_UNMATCHED]),
+            "in_doubt": int(count[replay_data.FAULTS_LATE]) if session.kernel.cpus > 1 else 0,
             "without_event": faulted
-            - int(count[replaying.FAULTS_EMPTY] + count[replaying.FAULTS_MATCHED])
+            - int(count[replay_data.FAULTS_EMPTY] + count[replay_data.FAULTS_MATCHED])
             if faults
             else 0,
         },
         "unexplained": {
-            "reads": int(count[replaying.UNEXPLAINED]),
-            "stores": int(count[replaying.STORES_UNOWNED]),
+            "reads": int(count[replay_data.UNEXPLAINED]),
+            "stores": int(count[replay_data.STORES_UNOWNED]),
             "events": done.rpt.inconsistent,
             "examples": [
                 {
@@ -646,9 +647,9 @@ def _summary(
             ],
         },
         "walks": {
-            "whole": int(count[replaying.WALKS_WHOLE]),
-            "broken": int(count[replaying.WALKS_BROKEN]),
-            "ambiguous": int(count[replaying.AMBIGUOUS]),
+            "whole": int(count[replay_data.WALKS_WHOLE]),
+            "broken": int(count[replay_data.WALKS_BROKEN]),
+            "ambiguous": int(count[replay_data.AMBIGUOUS]),
         },
         "user_markers": [
             {"cookie": cookie, "time_ns": _ns(fitted, ticks)}

@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import quick
-from ptat_parser import replay as replaying
+from ptat_parser import quick, replay_data
 from ptat_parser.blocks import BusReader
 from ptat_parser.forked import Forked
 from ptat_parser.merge import Reader
-from ptat_parser.replay import Part, Records, Replayer, Span
+from ptat_parser.replay import Replayer
+from ptat_parser.replay_data import Part, Records, Span
 from ptat_parser.rpt import Rpt
 from ptat_parser.survey import FirstAccess, Progress, Survey, no_progress
 
@@ -49,19 +49,19 @@ QUIET_S = 1e-3
 """So far from a fault event a cut should be."""
 
 _ADDED = (
-    replaying.N_OUTPUT,
-    replaying.STORES,
-    replaying.STORES_UNOWNED,
-    replaying.UNEXPLAINED,
-    replaying.FAULTS_EMPTY,
-    replaying.FAULTS_MATCHED,
-    replaying.FAULTS_LATE,
-    replaying.FAULTS_NO_LEAF,
-    replaying.FAULTS_UNMATCHED,
-    replaying.AMBIGUOUS,
-    replaying.WALKS_WHOLE,
-    replaying.WALKS_BROKEN,
-    replaying.READBACKS,
+    replay_data.N_OUTPUT,
+    replay_data.STORES,
+    replay_data.STORES_UNOWNED,
+    replay_data.UNEXPLAINED,
+    replay_data.FAULTS_EMPTY,
+    replay_data.FAULTS_MATCHED,
+    replay_data.FAULTS_LATE,
+    replay_data.FAULTS_NO_LEAF,
+    replay_data.FAULTS_UNMATCHED,
+    replay_data.AMBIGUOUS,
+    replay_data.WALKS_WHOLE,
+    replay_data.WALKS_BROKEN,
+    replay_data.READBACKS,
 )
 
 
@@ -137,25 +137,25 @@ class Joined:
 
     def __init__(self) -> None:
         self._spans = 0
-        self._counters = np.zeros(replaying.COUNTERS, np.int64)
+        self._counters = np.zeros(replay_data.COUNTERS, np.int64)
         self._unexplained: list[tuple[int, int, str]] = []
         self._doubts: list[tuple[int, int]] = []
         self._pages = np.empty((quick.PAGE_COLUMNS, 0), np.int64)
 
     def add(self, part: Part) -> None:
         """Join the next span."""
-        pending = int(self._counters[replaying.WALK_PMD]) if self._spans else -1
-        first = int(part.counters[replaying.FIRST_READ])
+        pending = int(self._counters[replay_data.WALK_PMD]) if self._spans else -1
+        first = int(part.counters[replay_data.FIRST_READ])
         for counter in _ADDED:
             self._counters[counter] += part.counters[counter]
         if pending >= 0 and first < 0:
-            self._counters[replaying.WALKS_BROKEN] += 1
+            self._counters[replay_data.WALKS_BROKEN] += 1
         elif pending >= 0 and first == pending + 1:  # a walk whose two reads the cut parts
-            self._counters[replaying.WALKS_WHOLE] += 1
-            self._counters[replaying.WALKS_BROKEN] -= 1
-        self._counters[replaying.WALK_PMD] = part.counters[replaying.WALK_PMD]
+            self._counters[replay_data.WALKS_WHOLE] += 1
+            self._counters[replay_data.WALKS_BROKEN] -= 1
+        self._counters[replay_data.WALK_PMD] = part.counters[replay_data.WALK_PMD]
         self._spans += 1
-        self._unexplained += part.unexplained[: replaying.EXAMPLES - len(self._unexplained)]
+        self._unexplained += part.unexplained[: replay_data.EXAMPLES - len(self._unexplained)]
         self._doubts += part.doubts
 
     def add_pages(self, pages: I64) -> None:
@@ -233,7 +233,9 @@ def _replay(
         return replayer.run(reader, span, None, progress)
     with output:
         part = replayer.run(reader, span, output.records, progress, output.make_room)
-        output.write(int(part.counters[replaying.N_OUTPUT] - part.counters[replaying.FIRST_ROW]))
+        output.write(
+            int(part.counters[replay_data.N_OUTPUT] - part.counters[replay_data.FIRST_ROW])
+        )
     return part
 
 

@@ -5,8 +5,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ptat_parser import kernel_log
+from ptat_parser.faults import LAGS_LEARNT
 from ptat_parser.kernel_log import TableEvent
-from ptat_parser.replay import FAULT, LAGS_LEARNT, MISS, PMD_READ
+from ptat_parser.quick import FAULT, MISS, PMD_READ
 from ptat_parser.session import NO_ADDRESS
 
 EMPTY, TABLE, LEAF, UNTRACED = "empty", "table", "leaf", "untraced"

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Reference, classify
 
-from ptat_parser import clock, kernel_log, markers
+from ptat_parser import clock, kernel_log, markers, quick, replay_data, timed_events
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.check import check
+from ptat_parser.faults import LAGS_LEARNT
 from ptat_parser.kernel_log import TableEvent
 from ptat_parser.results import parse
 from ptat_parser.session import Session
@@ -45,11 +46,11 @@ def replay(path, chunk_blocks: int = 64):
     """What the compiled replay says, and all that it was given."""
     replayer, accesses, *given = ready(path, chunk_blocks)
     reader = given[2]
-    columns = replaying.Records(
+    columns = replay_data.Records(
         *(np.empty(accesses, dtype) for dtype in (np.uint64, np.uint32, np.uint8))
     )
-    done = replayer.run(reader, replaying.Span(0, 0, reader.blocks), columns)
-    reads = int(done.counters[replaying.N_OUTPUT])
+    done = replayer.run(reader, replay_data.Span(0, 0, reader.blocks), columns)
+    reads = int(done.counters[replay_data.N_OUTPUT])
     records = list(zip(*(column[:reads].tolist() for column in columns), strict=True))
     mms = [mm.id for mm in replayer.rpt.mms]
     rows = []
@@ -163,14 +164,14 @@ def test_compiled_replay_equals_the_reference(
     *given_to_it, done, rows = replay(path, chunk_blocks)
     reference = reference_of(*given_to_it)
     assert rows == [(r.ticks, r.kind, r.mm, r.va, r.size) for r in reference.records]
-    assert int(done.counters[replaying.UNEXPLAINED]) == len(reference.unexplained)
-    assert int(done.counters[replaying.READBACKS]) == reference.readbacks
-    names = (replaying.WALKS_WHOLE, replaying.WALKS_BROKEN, replaying.AMBIGUOUS)
+    assert int(done.counters[replay_data.UNEXPLAINED]) == len(reference.unexplained)
+    assert int(done.counters[replay_data.READBACKS]) == reference.readbacks
+    names = (replay_data.WALKS_WHOLE, replay_data.WALKS_BROKEN, replay_data.AMBIGUOUS)
     walks = tuple(done.counters[list(names)].tolist())
     assert walks == (reference.whole, reference.broken, reference.ambiguous)
     _, log, *_ = given_to_it
     if granularity > 8 and np.any(log.tables["kind"] == kernel_log.LEAF_SET):
-        assert int(done.counters[replaying.WALK_STEP]) == reference.step_16
+        assert int(done.counters[replay_data.WALK_STEP]) == reference.step_16
 
 
 @settings(max_examples=25)
@@ -192,26 +193,27 @@ def test_misses_are_those_that_the_machine_had(
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
     *_, done, rows = replay(path)
     entries = granularity // 8
-    assert [(t, mm, va, size) for t, kind, mm, va, size in rows if kind == replaying.MISS] == [
+    assert [(t, mm, va, size) for t, kind, mm, va, size in rows if kind == quick.MISS] == [
         (t, mm, va // (size * entries) * size * entries, size)
         for t, mm, va, size in machine.expected
     ]
-    assert done.counters[replaying.UNEXPLAINED] == 0
-    assert done.counters[replaying.FAULTS_UNMATCHED] == 0
-    assert done.counters[replaying.READBACKS] == machine.readbacks
+    assert done.counters[replay_data.UNEXPLAINED] == 0
+    assert done.counters[replay_data.FAULTS_UNMATCHED] == 0
+    assert done.counters[replay_data.READBACKS] == machine.readbacks
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_region_costs_only_what_it_could_not_hold(tmp_path, seed):
     machine = synthetic.Machine(seed, untraced=0.5).run(200)
     *_, done, rows = replay(machine.write(tmp_path / "s"))
-    assert [(t, mm, va) for t, kind, mm, va, _ in rows if kind == replaying.MISS] == [
+    assert [(t, mm, va) for t, kind, mm, va, _ in rows if kind == quick.MISS] == [
         (t, mm, va) for t, mm, va, _ in machine.expected
     ]
-    assert done.counters[replaying.FAULTS_UNMATCHED] == 0
-    faulted = sum(kind == replaying.FAULT for _, kind, *_ in rows)
+    assert done.counters[replay_data.FAULTS_UNMATCHED] == 0
+    faulted = sum(kind == quick.FAULT for _, kind, *_ in rows)
     assert (
-        faulted == done.counters[replaying.FAULTS_EMPTY] + done.counters[replaying.FAULTS_MATCHED]
+        faulted
+        == done.counters[replay_data.FAULTS_EMPTY] + done.counters[replay_data.FAULTS_MATCHED]
     )
 
 
@@ -270,7 +272,7 @@ def test_huge_pages_move_with_their_table(tmp_path):
     machine.move(mm, 0, 5 * GIB)
     for _ in range(3):
         machine.walk(mm, 5 * GIB, False)
-    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(replaying.MISS, mm.id, 5 * GIB)] * 3
+    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(quick.MISS, mm.id, 5 * GIB)] * 3
 
 
 def test_huge_pages_of_a_table_that_is_linked_later(tmp_path):
@@ -282,7 +284,7 @@ def test_huge_pages_of_a_table_that_is_linked_later(tmp_path):
     machine.event("ptat_table_link", mm=mm.id, pa=table.pa, slot_pa=0, va=0, level=2)
     for _ in range(3):
         machine.access_bus(table.pa, False)
-    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(replaying.MISS, mm.id, 0)] * 3
+    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(quick.MISS, mm.id, 0)] * 3
 
 
 def test_stale_reads_belong_to_the_old_owner(tmp_path):
@@ -296,8 +298,8 @@ def test_stale_reads_belong_to_the_old_owner(tmp_path):
     machine.event("ptat_table_alloc", mm=mm.id, pa=table.pa, va=0, level=1)
     machine.access_bus(table.pa + 8 * 5, False)
     assert kinds_and_pages(machine.write(tmp_path / "s")) == [
-        (replaying.MISS, mm.id, 0x5000),
-        (replaying.FAULT, mm.id, 0x5000),
+        (quick.MISS, mm.id, 0x5000),
+        (quick.FAULT, mm.id, 0x5000),
     ]
 
 
@@ -309,15 +311,15 @@ def test_copy_on_write_fault(tmp_path):
     machine.access(mm, 0x5000)
     machine.access(mm, 0x5000, write=True)
     what = [kind for kind, _, va in kinds_and_pages(machine.write(tmp_path / "s")) if va == 0]
-    pte_reads = [kind for kind in what if kind != replaying.PMD_READ]
-    assert pte_reads == [replaying.MISS, replaying.FAULT, replaying.MISS]
+    pte_reads = [kind for kind in what if kind != quick.PMD_READ]
+    assert pte_reads == [quick.MISS, quick.FAULT, quick.MISS]
 
 
 def assert_misses(machine, directory):
     """Each when and of whom it is; and of which page, if the bus tells."""
     *_, rows = replay(machine.write(directory / "s"))
     known = slice(None) if machine.granularity == 8 else slice(2)  # of time, mm, address, size
-    misses = [(t, *what)[known] for t, kind, *what in rows if kind == replaying.MISS]
+    misses = [(t, *what)[known] for t, kind, *what in rows if kind == quick.MISS]
     assert misses == [miss[known] for miss in machine.expected]
 
 
@@ -380,7 +382,7 @@ def test_an_error_of_the_clocks_that_grows(tmp_path, monkeypatch, cpus):
     """Events come sooner after their reads than any before, as it seems, and then before them."""
     machine = synthetic.Machine(granularity=64, cpus=cpus)
     mm = machine.exec()
-    for page in range(10 * replaying.LAGS_LEARNT):
+    for page in range(10 * LAGS_LEARNT):
         machine.access(mm, page << 12, write=True)
         machine.idle(300)
     set_clock_wrong(monkeypatch, lambda ticks: -1000 * ticks // machine.now, known_ns=2000)
@@ -411,7 +413,7 @@ def test_another_cpu_reads_while_a_fault_is_slow(tmp_path, monkeypatch):
     """Before the store of the handler and right behind the event, as no event ever was."""
     machine = synthetic.Machine(granularity=8, cpus=2)
     mm = machine.exec()
-    first, pages = 0x40, 2 * replaying.LAGS_LEARNT
+    first, pages = 0x40, 2 * LAGS_LEARNT
     for page in range(first, pages):
         machine.access(mm, page << 12, write=True)
     for page in range(first):
@@ -502,7 +504,7 @@ def test_a_read_too_near_to_be_what_an_event_is_about(tmp_path, both_fault):
     """
     machine = synthetic.Machine(granularity=8, cpus=2)
     mm = machine.exec()
-    for page in range(0x40, 2 * replaying.LAGS_LEARNT):
+    for page in range(0x40, 2 * LAGS_LEARNT):
         machine.access(mm, page << 12, write=True)
     if both_fault:
         for idle_ns in (600, 20):
@@ -575,8 +577,8 @@ def test_a_walk_that_pauses_has_a_long_step(tmp_path):
         machine.access_bus(machine.slot(table, 0), False, range(50, 51))
         *given_to_it, done, _ = replay(machine.write(tmp_path / f"{pause}"))
         reference = reference_of(*given_to_it)
-        assert int(done.counters[replaying.WALKS_WHOLE]) == reference.whole
-        assert int(done.counters[replaying.WALK_STEP]) == reference.step_16
+        assert int(done.counters[replay_data.WALKS_WHOLE]) == reference.whole
+        assert int(done.counters[replay_data.WALK_STEP]) == reference.step_16
         found.append(reference.step_16)
     assert found[1] > found[0] + 16
 
@@ -589,14 +591,14 @@ def test_a_walk_of_two_groups_of_accesses(tmp_path, granularity):
     for index in range(8):
         machine.set_pte(mm, index << 21, True)
     pmd, table = (machine.slot(table, 0) for table in (machine.pmd(mm, 0), machine.pte(mm, 0)))
-    for _ in range(replaying.GROUP):  # at each place of a group once
+    for _ in range(replay_data.GROUP):  # at each place of a group once
         machine.access_bus(pmd, False)
-        for _ in range(replaying.GROUP):
+        for _ in range(replay_data.GROUP):
             machine.access_bus(table, False)
     *given_to_it, done, _ = replay(machine.write(tmp_path / "s"))
     reference = reference_of(*given_to_it)
-    assert int(done.counters[replaying.WALKS_WHOLE]) == reference.whole == replaying.GROUP
-    assert int(done.counters[replaying.WALKS_BROKEN]) == reference.broken
+    assert int(done.counters[replay_data.WALKS_WHOLE]) == reference.whole == replay_data.GROUP
+    assert int(done.counters[replay_data.WALKS_BROKEN]) == reference.broken
 
 
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
@@ -611,10 +613,10 @@ def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
     machine.access(mm, 0x5000, write=True)
     rows = kinds_and_pages(machine.write(tmp_path / "s"))
     assert [kind for kind, _, va in rows if va == 0x5000] == [
-        replaying.FAULT,
-        replaying.MISS,
-        replaying.FAULT,
-        replaying.MISS,
+        quick.FAULT,
+        quick.MISS,
+        quick.FAULT,
+        quick.MISS,
     ]
 
 
@@ -757,7 +759,7 @@ def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, entries):
     monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * 4096)
     machine = synthetic.Machine(4, cpus=2, granularity=64, entries=True).run(1500)
     replayer, *_, fitted = ready(machine.write(tmp_path / "s"), entries=entries)
-    events = replayer._log.between()
+    events = replayer._timed._log.between()
     if not entries:
         events = events[events["kind"] == kernel_log.FAULT]
     ticks = (fitted.to_ticks(events["time"]) + np.uint64(1)).tolist()
@@ -767,8 +769,8 @@ def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, entries):
     for number in range(300):
         start, end = sorted(choose.choice(ticks) + choose.randrange(-1, 2) for _ in range(2))
         last = choose.random() < 0.1
-        span = replaying.Span(number, 0, 0, 0, 0, start, None if last else end)
-        timed = replayer._timed_of(span, replayer._config)
+        span = replay_data.Span(number, 0, 0, 0, 0, start, None if last else end)
+        timed = replayer._timed.of(span, replayer._config, replayer.rpt)
         first = bisect_left(ticks, start) if number else 0
         until = None if last else bisect_left(ticks, end)
         assert (timed.time.tolist(), timed.kind.tolist()) == (
@@ -784,7 +786,7 @@ def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, entries):
 def test_how_far_the_nearest_fault_is(ticks, parts):
     """However many events are seen at a time."""
     faults = sorted(tick for part in parts for tick in part)
-    nearest = replaying._Nearest(np.array(ticks, np.uint64))
+    nearest = timed_events._Nearest(np.array(ticks, np.uint64))
     for part in parts:
         nearest.see(np.array(faults[: len(part)], np.uint64))
         del faults[: len(part)]

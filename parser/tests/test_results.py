@@ -85,7 +85,7 @@ def test_encodings(session):
 def test_parts(session, monkeypatch):
     monkeypatch.setattr("ptat_parser.parquet.GROUP_ROWS", 20)
     monkeypatch.setattr(results.spans, "SPAN_ACCESSES", 500)
-    monkeypatch.setattr(results.replaying, "HELD_BACK", 20)
+    monkeypatch.setattr("ptat_parser.replay.HELD_BACK", 20)
     monkeypatch.setattr("ptat_parser.blocks.CHUNK_BLOCKS", 1)
     path = session(steps=2000)
     found = parse(path)

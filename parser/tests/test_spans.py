@@ -29,7 +29,9 @@ from ptat_parser import (
     kernel_log,
     outline,
     parse,
+    quick,
     replay,
+    replay_data,
     results,
     spans,
     survey,
@@ -184,7 +186,7 @@ def test_pages_count_what_is_written(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spans, "SPAN_ACCESSES", accesses)
         results = parse(path)
-        reads = [read | {"kind": replay.MISS} for read in rows(path, "misses")]
+        reads = [read | {"kind": quick.MISS} for read in rows(path, "misses")]
         assert len(reads) == len(machine.expected)
         reads += rows(path, "other")
         pages = rows(path, "pages.parquet")
@@ -196,8 +198,8 @@ def test_pages_count_what_is_written(
         kinds[read["page"], read["kind"]] += 1
     for page in pages:
         number = page["page"]
-        assert page["misses"] == kinds[number, replay.MISS]
-        assert page["faulted"] == kinds[number, replay.FAULT]
+        assert page["misses"] == kinds[number, quick.MISS]
+        assert page["faulted"] == kinds[number, quick.FAULT]
         assert page["first_ns"] == min(times[number])
         assert page["last_ns"] == max(times[number])
     if granularity == 8:
@@ -772,7 +774,7 @@ def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
 
 def test_who_was_forked_by_one_that_ended_claims_nothing():
     claimed = multiprocessing.Value("q", 0)
-    planned = [replay.Span(number, number, number + 1) for number in range(3)]
+    planned = [replay_data.Span(number, number, number + 1) for number in range(3)]
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert spans._replay_claimed(ended.pid, claimed, None, None, planned, None) == {}

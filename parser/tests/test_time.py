@@ -10,8 +10,7 @@ import synthetic
 from test_merge import in_two_channels
 from test_replay import replay
 
-from ptat_parser import archive, blocks, parse, wire
-from ptat_parser import replay as replaying
+from ptat_parser import archive, blocks, parse, quick, replay_data, wire
 from ptat_parser.blocks import seal
 from ptat_parser.check import check
 from ptat_parser.clock import Clock
@@ -21,7 +20,7 @@ TSC_HZ = synthetic.TSC_HZ
 
 
 def misses(rows):
-    return [(ticks, mm, va, size) for ticks, kind, mm, va, size in rows if kind == replaying.MISS]
+    return [(ticks, mm, va, size) for ticks, kind, mm, va, size in rows if kind == quick.MISS]
 
 
 def disturb(machine, offset_s=0.0, ppm=0.0, late_share=0.0):
@@ -56,7 +55,7 @@ def test_offset_and_drift(tmp_path, offset_s, ppm):
     machine = disturb(busy_machine(1), offset_s, ppm)
     *_, fitted, done, rows = replay(machine.write(tmp_path / "s"))
     assert misses(rows) == machine.expected
-    assert done.counters[replaying.FAULTS_UNMATCHED] == 0
+    assert done.counters[replay_data.FAULTS_UNMATCHED] == 0
     assert fitted.drift_ppm == pytest.approx(ppm, abs=0.5)
     assert fitted.origin_cycles / TSC_HZ == pytest.approx(
         synthetic.TSC_START / TSC_HZ + offset_s, abs=0.1
@@ -100,7 +99,7 @@ def test_events_logged_late(tmp_path, seed):
     disturb(machine, late_share=0.3)
     *_, done, rows = replay(machine.write(tmp_path / "s"))
     assert [row[1:] for row in misses(rows)] == [row[1:] for row in machine.expected]
-    assert done.counters[replaying.UNEXPLAINED] == 0
+    assert done.counters[replay_data.UNEXPLAINED] == 0
 
 
 # Whole sessions ---------------------------------------------------------------------------------
