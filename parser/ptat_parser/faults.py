@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Fault events, and the reads that they are about.
 
-A PTE slot that was never written since its table was handed out is
-empty, and a PMD slot's state is known from its events: reads of empty slots faulted, exactly.
-Other faults (permissions, swap) are told by `ptat_fault` events: the walk that faulted is the
-last read of the slot before the event, which is logged before the handler stores anything. Each
-read of an empty slot brings an event too, which is set off against it (``owed``).
+A PTE slot that was never written since its table was handed out is empty, and a PMD slot's state is
+known from its events: reads of empty slots faulted, exactly. Other faults (permissions, swap) are
+told by `ptat_fault` events: the walk that faulted is the last read of the slot before the event,
+which is logged before the handler stores anything. Each read of an empty slot brings an event too,
+which is set off against it (``owed``).
 
 The clocks of bus and kernel agree to about a microsecond, and so near may an event be to its
 read. But reads of empty slots show both how soon after its read an event comes (`LAG_LEAST`,
@@ -75,7 +75,6 @@ I64 = npt.NDArray[np.int64]
 
 LAGS_LEARNT = 1000
 """So many fault events whose reads are certain tell how soon after its read one comes at least."""
-
 
 LOW_32 = np.int64(0xFFFF_FFFF)
 

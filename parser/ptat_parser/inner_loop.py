@@ -77,7 +77,6 @@ _ONE = np.uint64(1)
 
 _ROW_MASK = np.uint32(ROW_MASK)
 
-
 _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
 

@@ -93,14 +93,11 @@ PATIENCE_S = 0.05
 Walks ahead of the program (speculation) read empty entries and never fault.
 """
 
-
 HOLD_S = 50e-6
 """A fault event waits so long for reads that the clocks may have put behind it."""
 
-
 WALK_STEPS = 256
 """Of so many walks before, a span takes what the step of one usually is: a few may mislead."""
-
 
 HELD_BACK = 1 << 17
 """So many accesses before a fault event, at least, the read that it is about is looked for.
@@ -492,7 +489,6 @@ def _put_words(address: U64, write: npt.NDArray[np.bool_], words: U64) -> None:
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
-
 
 _NO_HELD, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What the compiled part of a replay works on, and how it is handed to it."""
+"""What the compiled part of a replay works on, and how it is handed to it.
+
+Tuples of arrays are costly to hand on: what runs for each access takes single arrays, and what
+runs for each event takes bare ones (`jit.keeping`).
+"""
 
 from __future__ import annotations
 
@@ -22,19 +26,11 @@ _ZERO = np.uint64(0)
 
 # Reasons why a read is not explained.
 IN_MARKERS, NO_TABLE, OUTSIDE_REGION = range(3)
-
-
 REASONS = ("in the marker area", "of a page that holds no table", "outside the region")
-
-
 EXAMPLES = 16
 
-
 NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-
-
 NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-
 
 # Elements of the vector of counters that segments of a replay hand on.
 (
@@ -70,13 +66,10 @@ NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
     LAST_READ,  # address of the last access if it was a read, or -1
 ) = range(30)
 
-
 COUNTERS = 30
-
 
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""
-
 
 GROUP = BLOCK_RECORDS_MAX
 """Accesses that are looked at together."""
@@ -249,7 +242,6 @@ _NO_CONFIG = Config(
     _ZERO, _ZERO, _ZERO, _ZERO, 1, False, False, False, False, 0, 0, _ZERO, False, 0, 0,
 )  # fmt: skip
 
-
 _put_accesses, accesses_in = keeping(
     Accesses(
         np.empty((0, 0), np.uint64),
@@ -264,7 +256,6 @@ _put_accesses, accesses_in = keeping(
         np.empty((0, 2), np.uint64),
     )
 )
-
 
 _put_room, room_in = keeping(
     Room(
