@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import itertools
 import mmap
@@ -23,9 +22,6 @@ from ptat_parser.storage import is_remote
 T = TypeVar("T")
 
 _ALIGNED = 64
-
-_give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""Gives back free memory, which would be copied where it is used again; glibc only."""
 
 
 def can_fork(path: Path) -> bool:
@@ -47,8 +43,6 @@ class Forked(Generic[T]):
         self._memory = os.fdopen(os.memfd_create("ptat"), "r+b")
         not_theirs = [self._pipe, *(other._pipe for other in others or [])]
         self._process = context.Process(target=self._run, args=(work, theirs, not_theirs))
-        if _give_back:
-            _give_back(0)
         gc.freeze()  # else collecting garbage would copy all memory
         try:
             self._process.start()
