@@ -73,6 +73,15 @@ from ptat_parser.stores import entry_at
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
+PATIENCE_S = 0.05
+"""Longer after a read of an empty entry, a fault event is not about that read.
+
+Walks ahead of the program (speculation) read empty entries and never fault.
+"""
+
+HOLD_S = 50e-6
+"""A fault event waits so long for reads that the clocks may have put behind it."""
+
 LAGS_LEARNT = 1000
 """So many fault events whose reads are certain tell how soon after its read one comes at least."""
 

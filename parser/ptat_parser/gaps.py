@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ptat_parser import markers
 from ptat_parser.blocks import END_OF_TIME
 from ptat_parser.clock import Clock
+from ptat_parser.faults import PATIENCE_S
 from ptat_parser.kernel_log import KernelLog
 from ptat_parser.markers import MarkerStores, Placement
-from ptat_parser.replay import PATIENCE_S
 from ptat_parser.survey import Survey
 
 I64 = npt.NDArray[np.int64]

@@ -65,18 +65,14 @@ from ptat_parser.replay_data import (
     room_in,
 )
 from ptat_parser.rpt import COUNT_BITS, COUNTED_MAX, EMPTY, ENTRIES, ROW_MASK, page_number
-from ptat_parser.stores import entry_at, store
+from ptat_parser.stores import TO_ENTRY, TO_PAGE, entry_at, store
 from ptat_parser.walks import count_walks, end_walk, pmd_kind, table_line
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 _ZERO = np.uint64(0)
-_PAGE_SHIFT = np.uint64(12)
-_ENTRY_SHIFT = np.uint64(3)
 _ONE = np.uint64(1)
-
 _ROW_MASK = np.uint32(ROW_MASK)
-
 _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
 
@@ -103,7 +99,7 @@ def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I6
     chunk = accesses_in(chunk_memory)
     t, out, held, timed, pages, count, examples, config, slots = room_in(memory)
     base, size, marker_bytes = config.base, config.size, config.marker_bytes
-    first_place, places = base >> _ENTRY_SHIFT, size >> _ENTRY_SHIFT
+    first_place, places = base >> TO_ENTRY, size >> TO_ENTRY
     line, faults, entries, records = config.line, config.faults, config.entries, config.records
     levels, store_levels, frames = t.level, t.store_level, t.frame
     parents, ranges, quick_slot = t.parent, t.range_of_frame, t.quick_slot
@@ -200,10 +196,10 @@ def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I6
             if offset >= size:
                 _unexplained(now, address, OUTSIDE_REGION, count, examples)
                 continue
-            page = np.int64(offset >> _PAGE_SHIFT)
+            page = np.int64(offset >> TO_PAGE)
             frame = np.int64(frames[page])
             level = levels[page]
-            slot = (frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -line
+            slot = (frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES) & -line
             if word & WRITE_BIT:
                 if offset < marker_bytes:
                     continue

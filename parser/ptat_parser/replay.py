@@ -31,7 +31,14 @@ from ptat_parser.blocks import (
     room_for,
 )
 from ptat_parser.clock import Clock
-from ptat_parser.faults import all_until, match_all, match_frame, watch_all_until
+from ptat_parser.faults import (
+    HOLD_S,
+    PATIENCE_S,
+    all_until,
+    match_all,
+    match_frame,
+    watch_all_until,
+)
 from ptat_parser.inner_loop import replay_accesses
 from ptat_parser.jit import KEPT_BYTES, bare
 from ptat_parser.kernel_log import KernelLog, TableEvent
@@ -86,15 +93,6 @@ from ptat_parser.walks import steps_of_walks
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 _ZERO = np.uint64(0)
-
-PATIENCE_S = 0.05
-"""Longer after a read of an empty entry, a fault event is not about that read.
-
-Walks ahead of the program (speculation) read empty entries and never fault.
-"""
-
-HOLD_S = 50e-6
-"""A fault event waits so long for reads that the clocks may have put behind it."""
 
 WALK_STEPS = 256
 """Of so many walks before, a span takes what the step of one usually is: a few may mislead."""

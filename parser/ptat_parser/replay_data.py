@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What the compiled part of a replay works on, and how it is handed to it.
+"""What a replay works on and finds, and how its compiled part is handed it.
 
 Tuples of arrays are costly to hand on: what runs for each access takes single arrays, and what
 runs for each event takes bare ones (`jit.keeping`).
@@ -65,8 +65,7 @@ NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
     READBACKS,  # reads by the kernel, before it flushed TLBs
     LAST_READ,  # address of the last access if it was a read, or -1
 ) = range(30)
-
-COUNTERS = 30
+COUNTERS = LAST_READ + 1
 
 LEAST_UNKNOWN = np.iinfo(np.int64).max
 """Before the first was seen."""

@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.jit import Integer, bare, inlined
-from ptat_parser.rpt import CLEARING, ENTRIES, NOTHING_PENDING, WRITTEN
+from ptat_parser.rpt import CLEARING, ENTRIES, NOTHING_PENDING, PAGE_SHIFT, WRITTEN
 
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
-_PAGE_SHIFT = np.uint64(12)
-_ENTRY_SHIFT = np.uint64(3)
+
+TO_PAGE, TO_ENTRY = np.uint64(PAGE_SHIFT), np.uint64(3)
+"""Shifts from an address in bytes."""
 
 
 @inlined
@@ -23,10 +24,10 @@ def entry_at(
     offset = address - base
     if offset >= size:
         return -1
-    frame = np.int64(frames[np.int64(offset >> _PAGE_SHIFT)])
+    frame = np.int64(frames[np.int64(offset >> TO_PAGE)])
     if frame < 0:
         return -1
-    return frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES
+    return frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES
 
 
 @inlined
@@ -64,5 +65,5 @@ def store_all(
     for i in range(start, end):
         entry = entry_at(address[i], frames, base, size)
         if entry >= 0:
-            level = store_levels[np.int64(address[i] - base >> _PAGE_SHIFT)]
+            level = store_levels[np.int64(address[i] - base >> TO_PAGE)]
             store(level, entry, 1, state, pending, mapped)

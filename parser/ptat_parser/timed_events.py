@@ -14,12 +14,12 @@ import numpy.typing as npt
 from ptat_parser import kernel_log
 from ptat_parser.clock import Clock
 from ptat_parser.replay_data import NO_EVENTS, Config, Events, Span, Timed, waiting
-from ptat_parser.rpt import Rpt
+from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Rpt
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
-_RANGE_SHIFT = {1: 21, 2: 30}
+_RANGE_SHIFT = {level: shift + (ENTRIES - 1).bit_length() for level, shift in ENTRY_SHIFT.items()}
 """Of the range that a table of each level serves."""
 
 _MM_SHIFT = np.uint64(40)

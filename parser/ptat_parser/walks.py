@@ -18,6 +18,7 @@ from ptat_parser.replay_data import (
     Config,
 )
 from ptat_parser.rpt import ENTRIES, LEAF, TABLE, UNTRACED, Tables, are_misses, holds_pmds
+from ptat_parser.stores import TO_ENTRY, TO_PAGE
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -37,7 +38,7 @@ def table_line(
     offset = next_address - config.base
     if offset >= config.size:
         return -1
-    page = np.int64(offset >> np.uint64(12))
+    page = np.int64(offset >> TO_PAGE)
     if levels[page] != 1:
         return -1
     parent = parents[frames[page]]
@@ -185,10 +186,10 @@ def steps_of_walks(
         offset = address[i] - config.base
         if write[i] or write[i + 1] or offset >= config.size:
             continue
-        page = np.int64(offset >> np.uint64(12))
+        page = np.int64(offset >> TO_PAGE)
         if t.level[page] != 2:
             continue
-        slot = (t.frame[page] * ENTRIES + np.int64(offset >> np.uint64(3)) % ENTRIES) & -config.line
+        slot = (t.frame[page] * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES) & -config.line
         line = table_line(address[i + 1], t.level, t.frame, t.parent, config)
         if (
             line == slot

@@ -13,7 +13,7 @@ from ptat_parser import clock, kernel_log, markers, quick, replay_data, timed_ev
 from ptat_parser import replay as replaying
 from ptat_parser.blocks import BusReader
 from ptat_parser.check import check
-from ptat_parser.faults import LAGS_LEARNT
+from ptat_parser.faults import HOLD_S, LAGS_LEARNT, PATIENCE_S
 from ptat_parser.kernel_log import TableEvent
 from ptat_parser.results import parse
 from ptat_parser.session import Session
@@ -95,10 +95,10 @@ def reference_of(session, log, reader, placement, fitted):
         region.size_bytes,
         region.marker_slots * region.marker_stride_bytes,
         session.board.granularity_bytes,
-        int(replaying.PATIENCE_S * session.channel.tick_hz),
-        int(replaying.HOLD_S * session.channel.tick_hz),
+        int(PATIENCE_S * session.channel.tick_hz),
+        int(HOLD_S * session.channel.tick_hz),
         fitted.error_ticks,
-        int(replaying.PATIENCE_S * session.channel.tick_hz) if session.kernel.cpus > 1 else 0,
+        int(PATIENCE_S * session.channel.tick_hz) if session.kernel.cpus > 1 else 0,
         session.readback_address,
     )
     return classify(
