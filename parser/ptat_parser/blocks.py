@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
@@ -51,6 +51,9 @@ STORES_AT_ONCE = 1 << 20
 CHUNK_BLOCKS = 512
 """Blocks decoded at a time: 4 MiB. With fewer, what Python does for each chunk takes longer: what
 it needs for that has left a core's cache each time."""
+
+APART_BLOCKS = 16
+"""Fewer blocks that hold only accesses, among others, are decoded with these."""
 
 PIECE_BLOCKS = 16
 """Blocks that are still in a core's first cache when they are looked at again."""
@@ -197,13 +200,17 @@ def seal(block: U64, records: int) -> None:
     )
 
 
+Access: TypeAlias = tuple[int, int, bool]
+"""Time, address and direction (a write?) of an access."""
+
+
 @dataclass
 class Chunk:
     """Decoded records of some consecutive blocks, in bus order.
 
     `time` (ticks), `address` (bytes) and `write` describe the accesses, shape ``(accesses,)``.
     Other records stand between accesses: `position` is the index into the chunk's accesses
-    of the first access after them.
+    of the first access after them. `after`: see `BusReader.numbered`.
     """
 
     time: U64
@@ -211,6 +218,7 @@ class Chunk:
     write: npt.NDArray[np.bool_]
     lost: list[Lost] = field(default_factory=list)
     marks: list[MarkRecord] = field(default_factory=list)
+    after: Access | None = None
 
     @property
     def accesses(self) -> int:
@@ -222,8 +230,8 @@ class Chunk:
         """Time of the last access, -1 if there is none."""
         return int(self.time[-1]) if self.time.size else -1
 
-    def access(self, position: int) -> tuple[int, int, bool]:
-        """Time, address and direction of an access."""
+    def access(self, position: int) -> Access:
+        """An access."""
         return int(self.time[position]), int(self.address[position]), bool(self.write[position])
 
     def times(self, positions: Sequence[int]) -> list[int]:
@@ -272,6 +280,7 @@ class PlainChunk:
         self.last_ticks = last_ticks
         self.writes = writes
         self.found: Stores | None = None  # by `stores`
+        self.after: Access | None = None
         self._recall = recall
         self._read = read
 
@@ -285,8 +294,8 @@ class PlainChunk:
         """Whether the words were asked for."""
         return "words" in self.__dict__
 
-    def access(self, position: int) -> tuple[int, int, bool]:
-        """Time, address and direction of an access."""
+    def access(self, position: int) -> Access:
+        """An access."""
         ticks, address, write = _access(self.words, position)
         return int(ticks), int(address), bool(write)
 
@@ -628,26 +637,42 @@ class BusReader:
 
     def chunks(self) -> Iterator[AnyChunk]:
         """As iterating, but chunks that hold only accesses are left undecoded."""
+        return (chunk for _, chunk in self.numbered())
+
+    def numbered(self, *, apart: bool = False) -> Iterator[tuple[int, AnyChunk]]:
+        """The same with the number of each chunk.
+
+        `apart`, once all have been looked at: a chunk that holds other words, too, is in parts, of
+        which those are undecoded that do not. Their `after` is the first access of those that
+        follow in it.
+        """
         state = np.array(self.before or (-1, 0, self.since_ticks), np.int64)
         known, found = self.known, Known(self._first)
+        number = self._first // self.chunk_blocks - 1
         for first, words, fetched in self._fetched():
+            number += 1
             if known:
                 chunk = (first - known.first) // self.chunk_blocks
                 state[:] = known.states[chunk]
                 if known.holds[chunk] != OTHERS:
                     state[:] = known.states[chunk + 1]
                     recall = partial(known.recall, chunk)
-                    yield self._plain(known.holds[chunk], state, words, fetched, first, recall)
+                    plain = self._plain(known.holds[chunk], state, words, fetched, first, recall)
+                    yield number, plain
+                    continue
+                if apart:
+                    for part in self._apart(words, fetched(), first, state, found.damaged):
+                        yield number, part
                     continue
             found.states.append(tuple(state.tolist()))
             crc = fetched()
             found.holds.append(OTHERS if known else look(words, crc, self._kind, state))
             found.stored.append(None)
             if found.holds[-1] == OTHERS:
-                yield self._decode(words, crc, first, state, found.damaged)
+                yield number, self._decode(words, crc, first, state, found.damaged)
             else:
                 plain = self._plain(found.holds[-1], state, words)
-                yield plain
+                yield number, plain
                 if plain.found:
                     found.remember(-1, plain.found)
         if not known:
@@ -659,7 +684,7 @@ class BusReader:
         if missing_blocks and self._to_the_end:
             nothing = np.empty(0, np.uint64)
             lost = Lost(0, int(state[_TICKS]), END_OF_TIME, None, missing_blocks)
-            yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
+            yield number + 1, Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
 
     def _fetched(self) -> Iterator[tuple[int, U64, Callable[[], U64]]]:
         """Each chunk's first block, its words, and what fills these and returns their CRCs."""
@@ -768,6 +793,30 @@ class BusReader:
         lost, marks = lost_and_marks(others[:n_others])
         return Chunk(time[:accesses], address[:accesses], write[:accesses], lost, marks)
 
+    def _apart(
+        self, words: U64, crc: U64, first: int, state: npt.NDArray[np.int64], damaged: set[int]
+    ) -> list[AnyChunk]:
+        """What some blocks hold, runs of those that hold only accesses apart from the others."""
+        parts: list[AnyChunk] = []
+        only = hold_only_accesses(words)
+        for start, end in pairwise(_cuts(only)):
+            if end - start < APART_BLOCKS:
+                only[start:end] = False
+        cuts = _cuts(only)
+        for start, end in pairwise(cuts):
+            here = words[start:end]
+            holds = look(here, crc[start:end], self._kind, state) if only[start] else OTHERS
+            if holds == OTHERS:
+                parts.append(self._decode(here, crc[start:end], first + start, state, damaged))
+            else:
+                last_ticks = int(state[_TICKS])
+                parts.append(PlainChunk(end - start, last_ticks, holds == WRITES, here.view))
+        after = None
+        for part in reversed(parts):
+            part.after = after
+            after = part.access(0) if part.accesses else after
+        return parts
+
     def _refuse(self, i: int, words: U64, crc: U64, first: int, expected_seq: int) -> None:
         """Say what is wrong with the first damaged block, number `i` of those given."""
         if i:
@@ -811,6 +860,11 @@ def rows_of(lost: Iterable[Lost], marks: Iterable[MarkRecord]) -> U64:
 def chunks_of(reader: Iterable[Chunk]) -> Iterator[AnyChunk]:
     """The chunks of a reader, undecoded where it can give them so."""
     return reader.chunks() if isinstance(reader, BusReader) else iter(reader)
+
+
+def parts_of(reader: Iterable[Chunk]) -> Iterator[tuple[int, AnyChunk]]:
+    """The same, or parts of them, with their numbers: see `BusReader.numbered`."""
+    return reader.numbered(apart=True) if isinstance(reader, BusReader) else enumerate(reader)
 
 
 _PAGE_WORDS = 512
@@ -970,6 +1024,24 @@ def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> I
     state[_SEQ] = seq
     state[_TICKS] = np.int64(last)
     return WRITES if writes & WRITE_BIT else READS
+
+
+def _cuts(values: npt.NDArray[np.bool_]) -> list[int]:
+    """Where a run of equal values begins, and the end."""
+    return [0, *(1 + np.flatnonzero(values[1:] != values[:-1])).tolist(), values.size]
+
+
+@jit
+def hold_only_accesses(words: U64) -> npt.NDArray[np.bool_]:
+    """Which blocks hold `BLOCK_RECORDS_MAX` accesses and nothing else; they may be damaged."""
+    only = np.empty(words.shape[0], np.bool_)
+    for b in range(words.shape[0]):
+        block = words[b]
+        others = np.uint64(0)
+        for i in range(WORD_FIRST_RECORD, WORD_CHECK):
+            others |= block[i] ^ ACCESS_TAG_BITS
+        only[b] = not others & TAG_MASK
+    return only
 
 
 @jit

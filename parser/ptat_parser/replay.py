@@ -23,11 +23,12 @@ from ptat_parser.blocks import (
     ADDRESS_UNIT_SHIFT,
     READ_BLOCKS,
     WRITE_BIT,
+    Access,
     AnyChunk,
     BusReader,
     Chunk,
     PlainChunk,
-    chunks_of,
+    parts_of,
     room_for,
 )
 from ptat_parser.clock import Clock
@@ -284,7 +285,6 @@ class Replayer:
         room: Room | None = None
         held = hold_none(0)
         done_accesses = span.first_access
-        done_blocks = span.first_block
         cut = span.number > 0 or span.end_ticks is not None
         learns = cut and config.line > 1 and config.huge
         learned = False
@@ -322,7 +322,7 @@ class Replayer:
             count[WALK_PMD] = -1
             rpt.after_loss()
 
-        for number, chunk in enumerate(chunks_of(reader), span.first_block // reader.chunk_blocks):
+        for number, chunk in parts_of(reader):
             steps = schedule.within(chunk, done_accesses)
             whole = None
             if learns and not learned:
@@ -332,7 +332,7 @@ class Replayer:
                 count[WALK_STEP] = np.sort(self._walk_steps)[self._walk_steps.size // 2]
             before_ticks, last_ticks = last_ticks, max(last_ticks, chunk.last_ticks)
             done_accesses += chunk.accesses
-            done_blocks = min(done_blocks + reader.chunk_blocks, span.end_block)
+            done_blocks = min((number + 1) * reader.chunk_blocks, span.end_block)
             progress("replaying", done_blocks, span.end_block)
             plain = isinstance(chunk, PlainChunk) and not (steps or chunk.writes)
             if config.skips and plain and not whole:
@@ -369,7 +369,7 @@ class Replayer:
                 records.kind[row : row + size] = MISS
             if config.faults:
                 held = _make_room(held, int(count[N_HELD]), size)
-            following = self._following(number + 1, done_accesses)
+            following = self._following(chunk.after, number + 1, done_accesses)
             accesses = _accesses(chunk, following, read_here)
             keep_accesses(chunk_memory, accesses)
             start = begin = 0
@@ -428,14 +428,15 @@ class Replayer:
             at = [ticks or access for ticks, access in zip(at, there, strict=True)]
         return at
 
-    def _following(self, chunk: int, accesses: int) -> Following:
-        """What follows the chunks before one, which have so many `accesses`."""
+    def _following(self, after: Access | None, chunk: int, accesses: int) -> Following:
+        """What follows so many `accesses`: the access `after`, or else what a chunk begins with."""
         later = bisect_left(self._first_numbers, accesses + HELD_BACK)
         horizon = self._first_ticks[later] if later < self._first_ticks.size else NEVER
-        first = self._firsts[chunk] if chunk < len(self._firsts) else None
-        if first is None or first.write:
+        if not after and chunk < len(self._firsts) and (first := self._firsts[chunk]):
+            after = first.ticks, first.address, first.write
+        if not after or after[2]:
             return Following(NO_ADDRESS, 0, horizon)
-        return Following(np.uint64(first.address), first.ticks, horizon)
+        return Following(np.uint64(after[1]), after[0], horizon)
 
 
 def _doubts(timed: Timed, end: int) -> list[tuple[int, int]]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 import io
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter, BusReader, seal
+from ptat_parser import blocks, wire
+from ptat_parser.blocks import BlockWriter, BusReader, Chunk, PlainChunk, seal
 from ptat_parser.errors import BadInput, ParseError
 
 GAPS = st.one_of(st.integers(0, 100), st.integers(0, 1 << 40))
@@ -127,6 +128,115 @@ def test_chunks_join(tmp_path):
     chunks = list(reader)
     assert len(chunks) == 3
     assert np.concatenate([c.time for c in chunks]).tolist() == [ticks for _, ticks, *_ in expected]
+
+
+BLOCKS = {
+    "reads": [("access", 3, 0x1000, False)] * wire.BLOCK_RECORDS_MAX,
+    "writes": [("access", 3, 0x2000, True), ("access", 3, 0x3000, False)] * 510
+    + [("access", 0, 0x4000, False)],
+    "few": [("access", 7, 0x5000, False), ("access", 1, 0x6000, True)],
+    "pause": [("access", 1 << 30, 0x7000, False)] + [("access", 2, 0x7008, False)] * 20,
+    "lost": [("access", 2, 0x8000, False), ("lost", 5, 9, None)],
+    "marks": [("mark", 4, wire.Mark.SAMPLE, 3)],
+    "damaged": [("access", 3, 0x9000, False)] * wire.BLOCK_RECORDS_MAX,
+    "missing": [("access", 3, 0xA000, False)] * wire.BLOCK_RECORDS_MAX,
+}
+
+
+def written(path: Path, kinds: list[str]) -> None:
+    """A capture of blocks of these kinds."""
+    file = io.BytesIO()
+    ticks = 5
+    with BlockWriter(file) as writer:
+        for kind in kinds:
+            for what, gap, value, extra in BLOCKS[kind]:
+                ticks += gap
+                {"access": writer.access, "lost": writer.lost, "mark": writer.mark}[what](
+                    ticks, value, *[extra] * (extra is not None)
+                )
+            writer.flush()
+    data = np.frombuffer(file.getvalue(), np.uint8).reshape(-1, wire.BLOCK_BYTES).copy()
+    data[[kind == "damaged" for kind in kinds], 1000] ^= 4
+    path.write_bytes(data[[kind != "missing" for kind in kinds]].tobytes())
+
+
+@settings(max_examples=150)
+@given(
+    kinds=st.lists(
+        st.one_of(st.sampled_from(["reads", "writes"]), st.sampled_from(sorted(BLOCKS))),
+        min_size=1,
+        max_size=14,
+    ).filter(lambda kinds: set(kinds) - {"missing", "damaged"}),
+    chunk_blocks=st.integers(1, 5),
+    least=st.integers(1, 3),
+    first=st.integers(0, 2),
+)
+def test_parts_of_chunks_hold_the_same(tmp_path_factory, kinds, chunk_blocks, least, first):
+    path = tmp_path_factory.mktemp("parts") / "bus.0.raw"
+    written(path, kinds)
+    reader = BusReader(path, salvage=True)
+    reader.chunk_blocks = chunk_blocks
+    assert sum(chunk.accesses for chunk in reader) > 0 or set(kinds) <= {
+        "marks", "damaged", "missing"
+    }  # fmt: skip
+    first = min(first * chunk_blocks, reader.blocks // chunk_blocks * chunk_blocks)
+    part = reader.part(first, reader.blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "APART_BLOCKS", least)
+        parts = [
+            (number, chunk.after, isinstance(chunk, PlainChunk), chunk.stores(), chunk.decoded())
+            for number, chunk in part.numbered(apart=True)
+        ]
+    chunks = [(number, chunk.decoded()) for number, chunk in part.numbered()]
+    assert told([chunk for *_, chunk in parts]) == told([chunk for _, chunk in chunks])
+
+    assert [number for number, _ in chunks[:1]] in ([], [first // chunk_blocks])
+    until: dict[int, int] = {}  # so many accesses are there when a chunk ends
+    for number, chunk in chunks:
+        until[number] = until.get(number - 1, 0) + chunk.accesses
+    accesses = 0
+    for at, (number, after, plain, stores, chunk) in enumerate(parts):
+        accesses += chunk.accesses
+        left = [later for of, *_, later in parts[at + 1 :] if of == number and later.accesses]
+        assert after == (left[0].access(0) if left else None)
+        assert accesses == until[number] or left
+        for one, other in zip(stores, chunk.stores(), strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert not (plain and (chunk.lost or chunk.marks))
+
+
+def test_longer_runs_of_accesses_are_apart(tmp_path, monkeypatch):
+    """Not those whose first block follows a gap, which is told with it."""
+    monkeypatch.setattr(blocks, "APART_BLOCKS", 3)
+    path = tmp_path / "bus.0.raw"
+    runs = "pause reads reads writes marks reads reads few reads reads reads missing reads"
+    written(path, [*runs.split(), "reads", "reads"])
+    reader = BusReader(path)
+    whole = list(reader)
+    found = [(type(part).__name__, part.accesses) for _, part in reader.numbered(apart=True)]
+    assert len(whole) == 1
+    assert sum(accesses for _, accesses in found) == whole[0].accesses
+    full = wire.BLOCK_RECORDS_MAX
+    assert found == [
+        ("Chunk", 21),
+        ("PlainChunk", 3 * full),
+        ("Chunk", 2 * full + 2),
+        ("Chunk", 6 * full),
+    ]
+
+
+def told(chunks: list[Chunk]) -> list:
+    """What chunks hold, together."""
+    found: list = []
+    start = 0
+    for chunk in chunks:
+        found += zip(chunk.time.tolist(), chunk.address.tolist(), chunk.write.tolist(), strict=True)
+    others = []
+    for chunk in chunks:
+        for record in (*chunk.lost, *chunk.marks):
+            others.append(repr(replace(record, position=record.position + start)))
+        start += chunk.accesses
+    return [found, sorted(others)]
 
 
 def test_a_block_may_be_ahead_by_half_the_counter(tmp_path):

@@ -313,8 +313,12 @@ def test_spans_of_accesses_only_are_skipped_without_their_chunks(
     if outlined:
         outline.write(path / "bus.0.raw")
     read: list[BusReader] = []
-    chunks = BusReader.chunks
-    monkeypatch.setattr(BusReader, "chunks", lambda reader: read.append(reader) or chunks(reader))
+
+    def numbered(reader, numbered=BusReader.numbered, **options):
+        read.append(reader)
+        return numbered(reader, **options)
+
+    monkeypatch.setattr(BusReader, "numbered", numbered)
     without = []
 
     def skip_and_replay(workers, replayer, reader, cut, *arguments):
@@ -511,6 +515,7 @@ def test_the_kernel_log_is_read_in_pieces(tmp_path, monkeypatch, entries):
 @pytest.mark.parametrize("chunk_blocks", [5, 40, 2 * blocks.READ_BLOCKS + 10])
 def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
     """While they are looked at; if that fails, and if there is no file, at once."""
+    monkeypatch.setattr(blocks, "APART_BLOCKS", 1 << 40)  # they are in memory
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
     path = Model(800_000, pages=3000).write(tmp_path / "s")
     found = {}
@@ -536,6 +541,45 @@ def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
     assert found["none"] == (digest, in_pieces, at_once)
 
 
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 1 << 32),
+    granularity=st.sampled_from([8, 64]),
+    entries=st.booleans(),
+    lossy=st.booleans(),
+    kind=st.sampled_from([synthetic.Machine, Steady]),
+    outlined=st.booleans(),
+    chunk_blocks=st.sampled_from([3, 16]),
+)
+def test_results_are_the_same_if_accesses_are_apart_from_other_words(
+    tmp_path_factory, seed, granularity, entries, lossy, kind, outlined, chunk_blocks
+):
+    path = busy(
+        tmp_path_factory.mktemp("apart") / "s",
+        seed, lossy=lossy, kind=kind, granularity=granularity, entries=entries,
+    )  # fmt: skip
+    found = []
+    parts = Counter()
+
+    def numbered(reader, numbered=BusReader.numbered, **options):
+        for number, part in numbered(reader, **options):
+            if options:
+                parts[type(part).__name__, len(found)] += 1
+            yield number, part
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
+        patch.setattr(BusReader, "numbered", numbered)
+        if outlined:
+            outline.write(path / "bus.0.raw")
+        for least in (1 << 40, 1):
+            patch.setattr(blocks, "APART_BLOCKS", least)
+            parse(path)
+            found.append(digests(path))
+    assert found[0] == found[1]
+    assert parts["PlainChunk", 1] > parts["PlainChunk", 0]
+
+
 def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
     """Of writes to pages that are there: in a long chunk, its blocks tell when."""
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
@@ -559,7 +603,10 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
         machine.fix(mm, va, write=True)
         machine.access(mm, va, write=True)
     path = machine.write(tmp_path / "s")
-    chunks = BusReader.chunks
+
+    def decoded(reader, numbered=BusReader.numbered, **_):
+        return ((number, chunk.decoded()) for number, chunk in numbered(reader))
+
     found = []
     for way in ("short chunks", "read here", "read", "decoded"):
         with monkeypatch.context() as patch:
@@ -568,9 +615,7 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
             elif way != "read here":
                 patch.setattr(archive.RawStream, "file", -1)
             if way == "decoded":
-                patch.setattr(
-                    BusReader, "chunks", lambda reader: (each.decoded() for each in chunks(reader))
-                )
+                patch.setattr(BusReader, "numbered", decoded)
             summary = parse(path).summary
         assert summary["faults"]["of_other_entries"] == len(tables)
         # Where a table is missing, no entry is read; the first write is to an entry.
@@ -584,6 +629,7 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
 
 def test_a_late_fault_is_not_matched_with_an_older_read(tmp_path, monkeypatch):
     """Where the read that it is about was not held, as it is too long ago."""
+    monkeypatch.setattr(blocks, "APART_BLOCKS", 1 << 40)
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 4 * blocks.READ_BLOCKS)
