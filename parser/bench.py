@@ -82,6 +82,9 @@ STREAM_BYTES = 1 << 20
 STREAM_TIMES = 4
 """So that it takes about as long as what it is compared with."""
 
+READ_BLOCKS = 64
+"""The bounds read so many at a time."""
+
 BY_ELAPSED = ("bound_workers", "bound_parquet_2", "workers_2")
 """What more than one core does."""
 
@@ -122,7 +125,7 @@ def bound(path: Path) -> int:
     region = Session(path).region
     first_slots = np.arange(0, region.size_bytes // 8, 512, dtype=np.uint32)
     counts = np.zeros(region.size_bytes // 8, np.uint32)
-    buffer = blocks.room_for(blocks.READ_BLOCKS)
+    buffer = blocks.room_for(READ_BLOCKS)
     with (path / "bus.0.raw").open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             _count(buffer[: size // 8192], np.uint64(region.base // 8), first_slots, counts)
@@ -187,8 +190,8 @@ def _bound_exactly(path: Path, keep: bool) -> int:
     parents, watched = np.full(slots // 512 + 1, NO_PARENT), np.zeros(0, np.int32)
     row_of = np.zeros(slots, np.uint32)
     pages = np.zeros((slots + 1, quick.PAGE_COLUMNS), np.int64)
-    words = blocks.room_for(blocks.READ_BLOCKS)
-    room = blocks.READ_BLOCKS * wire.BLOCK_RECORDS_MAX
+    words = blocks.room_for(READ_BLOCKS)
+    room = READ_BLOCKS * wire.BLOCK_RECORDS_MAX
     times, numbers = np.empty(room, np.uint64), np.empty(room, np.uint32)
     reads = rows = 0
     with (path / "bus.0.raw").open("rb", buffering=0) as file, _output() as output:

@@ -11,6 +11,7 @@ Nearly all words of a capture are accesses. Chunks that hold nothing else stay a
 from __future__ import annotations
 
 import copy
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -57,9 +58,6 @@ APART_BLOCKS = 16
 
 PIECE_BLOCKS = 16
 """Blocks that are still in a core's first cache when they are looked at again."""
-
-READ_BLOCKS = 4 * PIECE_BLOCKS
-"""Blocks read at a time where that is done as they are looked at: whole pieces."""
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
 WORD_HEADER = wire.WORD_HEADER
@@ -289,6 +287,23 @@ class PlainChunk:
         """Shape ``(blocks, 1024)``."""
         return self._read()
 
+    def mapped(self) -> U64 | None:
+        """The words where the page cache has them, of a file; None if that cannot be done.
+
+        They must be compared with `sums`, and a file must not become shorter meanwhile.
+        """
+        if self.file < 0 or self.is_read:
+            return None
+        try:
+            memory = mmap.mmap(
+                self.file, self.blocks * wire.BLOCK_BYTES, mmap.MAP_PRIVATE, _AS_NUMPY_HAS_IT,
+                offset=self.start_bytes,
+            )  # fmt: skip
+            memory.madvise(_MADV_POPULATE_READ)
+        except (OSError, ValueError):
+            return None
+        return np.frombuffer(memory, np.uint64).reshape(-1, wire.BLOCK_WORDS)
+
     @property
     def is_read(self) -> bool:
         """Whether the words were asked for."""
@@ -327,6 +342,9 @@ class PlainChunk:
             decode_plain(self.words[block], time[part], address[part], write[part])
         return Chunk(time, address, write)
 
+
+_AS_NUMPY_HAS_IT = mmap.PROT_READ | mmap.PROT_WRITE  # nobody writes, but code is compiled for that
+_MADV_POPULATE_READ = 22  # fails where touching a page would kill; Linux 5.14
 
 AnyChunk: TypeAlias = Chunk | PlainChunk
 

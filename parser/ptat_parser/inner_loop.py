@@ -6,12 +6,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import wire
 from ptat_parser.blocks import (
     ACCESS_ADDRESS_MASK,
     ADDRESS_UNIT_SHIFT,
     PIECE_BLOCKS,
-    READ_BLOCKS,
     WORD_CHECK,
     WORD_FIRST_RECORD,
     WORD_TIME,
@@ -20,7 +18,7 @@ from ptat_parser.blocks import (
     sum_up,
 )
 from ptat_parser.faults import LOW_32, mark_stored, timed_after, timed_until, watch_until
-from ptat_parser.jit import Integer, bare, inlined, put_passing, read_file
+from ptat_parser.jit import Integer, bare, inlined, put_passing
 from ptat_parser.quick import (
     FAULT,
     MISS,
@@ -59,6 +57,7 @@ from ptat_parser.replay_data import (
     WALK_PMD_TICKS,
     WALKS_BROKEN,
     WALKS_WHOLE,
+    WATCH_GROUPS,
     Accesses,
     Config,
     accesses_in,
@@ -117,7 +116,6 @@ def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I6
     pmd_line = count[WALK_PMD]
     lone_reads = 0  # of PTEs, without one of a PMD entry right before
     blocks = chunk.size
-    block: Integer = -1
     time = chunk.time
     done: Integer = stop
 
@@ -128,23 +126,19 @@ def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I6
         now = _ZERO
         i = max(start - first, 0)
         end = min(stop - first, GROUP)
-        if faults and i == 0 and group % READ_BLOCKS == 0:
+        if faults and i == 0 and group % WATCH_GROUPS == 0:
             count[N_OUTPUT] = n_output
             watch_until(_horizon(chunk, group, config), t, timed, pages, count, config)
         if blocks:
-            if chunk.file < 0:
-                block = group
-            else:
-                block = group % READ_BLOCKS
-                if not _is_here(chunk, group):
-                    done = max(first, start)
-                    break
-            words = chunk.blocks[block, WORD_FIRST_RECORD:WORD_CHECK]
-            now = _time_at(words, 0, i, chunk.blocks[block, WORD_TIME])
+            if not _is_as_it_was(chunk, group):
+                done = max(first, start)
+                break
+            words = chunk.blocks[group, WORD_FIRST_RECORD:WORD_CHECK]
+            now = _time_at(words, 0, i, chunk.blocks[group, WORD_TIME])
             if group + 1 < blocks:
-                latest = chunk.blocks[block + 1, WORD_TIME]
+                latest = chunk.blocks[group + 1, WORD_TIME]
                 following, following_ticks = _read(
-                    chunk.blocks[block + 1, WORD_FIRST_RECORD], latest
+                    chunk.blocks[group + 1, WORD_FIRST_RECORD], latest
                 )
         else:
             words = chunk.words[first : first + GROUP]
@@ -303,42 +297,29 @@ def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I6
 
 @inlined
 def _horizon(chunk: Accesses, first: Integer, config: Config) -> Integer:
-    """When no fault event is about one of the `READ_BLOCKS` groups from `first` on any more.
+    """When no fault event is about one of the `WATCH_GROUPS` groups from `first` on any more.
 
     As near as can be told: reads that an event to come may be about take longer.
     """
-    later = first + READ_BLOCKS + config.held_groups
+    later = first + WATCH_GROUPS + config.held_groups
     if not chunk.size:
         at = later * GROUP
         return chunk.time[at] if at < chunk.time.size else chunk.following.horizon
     if later >= chunk.size:
         return chunk.following.horizon
-    if chunk.file < 0:
-        return chunk.blocks[later, WORD_TIME]
-    begins = chunk.held[2:3]
-    start_bytes = chunk.start_bytes + later * wire.BLOCK_BYTES + 8 * WORD_TIME
-    if not read_file(chunk.file, start_bytes, begins):
-        return chunk.following.horizon
-    return np.uint64(begins[0])
+    return chunk.blocks[later, WORD_TIME]
 
 
 @inlined
-def _is_here(chunk: Accesses, block: Integer) -> bool:
-    """Whether a block that is to be read from a file is here, and as it was."""
-    reading, piece = block // READ_BLOCKS, block // PIECE_BLOCKS
-    if reading != chunk.held[0]:
-        there = chunk.blocks[: min(READ_BLOCKS + 1, chunk.size - reading * READ_BLOCKS)]
-        chunk.held[0] = -1
-        start_bytes = chunk.start_bytes + reading * READ_BLOCKS * wire.BLOCK_BYTES
-        if not read_file(chunk.file, start_bytes, there):
-            return False
-        chunk.held[0] = reading
-    if piece != chunk.held[1] and chunk.sums.size:
+def _is_as_it_was(chunk: Accesses, block: Integer) -> bool:
+    """Whether a block's piece has the sums that it must have, if any are known."""
+    piece = block // PIECE_BLOCKS
+    if chunk.sums.size and piece != chunk.checked[0]:
         first = piece * PIECE_BLOCKS
-        words = chunk.blocks[first % READ_BLOCKS :][: min(PIECE_BLOCKS, chunk.size - first)]
+        words = chunk.blocks[first : min(first + PIECE_BLOCKS, chunk.size)]
         if sum_up(words) != (chunk.sums[piece, 0], chunk.sums[piece, 1]):
             return False
-        chunk.held[1] = piece
+        chunk.checked[0] = piece
     return True
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.blocks import ACCESS_ADDRESS_MASK, WRITE_BIT, delta_of
+from ptat_parser import wire
+from ptat_parser.blocks import ACCESS_ADDRESS_MASK, PIECE_BLOCKS, WRITE_BIT, delta_of
 from ptat_parser.jit import (
     Integer,
     bare,
@@ -24,6 +25,7 @@ from ptat_parser.jit import (
     jit,
     ones,
     prefetch,
+    prefetch_later,
     put_apart,
     put_passing,
 )
@@ -80,6 +82,9 @@ _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
 AHEAD = 64
 """So many reads before one, its word is fetched."""
+
+WORDS_AHEAD = PIECE_BLOCKS * wire.BLOCK_WORDS
+"""So many words of a capture before one, it is fetched: while it is mapped, from memory."""
 
 
 @inlined
@@ -250,11 +255,13 @@ def count_reads(
     # Unsigned indices take no check of their sign.
     i, stop = np.uint64(start), np.uint64(end)
     ahead = np.uint64(AHEAD)
+    later = np.uint64(WORDS_AHEAD)
     while True:
         # The inner loop, whose one branch is that a number is 0 or full.
         slot, known, before = _ZERO, _ZERO, now
         while i < stop:
             prefetch(tally, np.uint64(slots[i + ahead]))
+            prefetch_later(words, i + later)
             slot = np.uint64(slots[i])
             before = now
             now = time[i] if timed else now + delta_of(words[i])

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from ptat_parser import kernel_log, markers, wire
 from ptat_parser.blocks import (
     ADDRESS_UNIT_SHIFT,
-    READ_BLOCKS,
     WRITE_BIT,
     Access,
     AnyChunk,
@@ -29,7 +28,6 @@ from ptat_parser.blocks import (
     Chunk,
     PlainChunk,
     parts_of,
-    room_for,
 )
 from ptat_parser.clock import Clock
 from ptat_parser.faults import (
@@ -281,7 +279,6 @@ class Replayer:
         memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
         chunk_memory = np.empty_like(memory)
         slots = np.zeros(GROUP + AHEAD, np.uint32)
-        read_here = room_for(READ_BLOCKS + 1)
         room: Room | None = None
         held = hold_none(0)
         done_accesses = span.first_access
@@ -370,7 +367,7 @@ class Replayer:
             if config.faults:
                 held = _make_room(held, int(count[N_HELD]), size)
             following = self._following(chunk.after, number + 1, done_accesses)
-            accesses = _accesses(chunk, following, read_here)
+            accesses = _accesses(chunk, following, map_it=True)
             keep_accesses(chunk_memory, accesses)
             start = begin = 0
             for (position, event), at_ticks, until_ticks, end in zip(
@@ -461,23 +458,23 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
     return new
 
 
-def _accesses(chunk: AnyChunk, following: Following, read_here: U64 | None = None) -> Accesses:
-    """`read_here`: room to read blocks into as they are looked at, if that was not done before."""
+def _accesses(chunk: AnyChunk, following: Following, *, map_it: bool = False) -> Accesses:
+    """`map_it`: not to read words that were not read yet, if that can be done."""
     if isinstance(chunk, PlainChunk):
-        if read_here is not None and chunk.file >= 0 and not chunk.is_read:
+        if map_it and (words := chunk.mapped()) is not None:
             sums = _NO_SUMS if chunk.sums is None else chunk.sums.copy()
             return Accesses(
-                read_here, _NO_TIME, _NO_TIME, chunk.last_ticks, following, chunk.blocks,
-                chunk.file, chunk.start_bytes, np.full(3, -1), sums,
+                words, _NO_TIME, _NO_TIME, chunk.last_ticks, following, chunk.blocks,
+                np.full(1, -1), sums,
             )  # fmt: skip
         return Accesses(
-            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, following, chunk.blocks, -1, 0,
-            _NO_HELD, _NO_SUMS,
+            chunk.words, _NO_TIME, _NO_TIME, chunk.last_ticks, following, chunk.blocks,
+            _NONE_CHECKED, _NO_SUMS,
         )  # fmt: skip
     words = np.empty(chunk.address.size, np.uint64)
     _put_words(chunk.address, chunk.write, words)
     return Accesses(
-        _NO_BLOCKS, words, chunk.time, chunk.last_ticks, following, 0, -1, 0, _NO_HELD, _NO_SUMS
+        _NO_BLOCKS, words, chunk.time, chunk.last_ticks, following, 0, _NONE_CHECKED, _NO_SUMS
     )
 
 
@@ -489,7 +486,7 @@ def _put_words(address: U64, write: npt.NDArray[np.bool_], words: U64) -> None:
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
 
-_NO_HELD, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
+_NONE_CHECKED, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:

@@ -73,6 +73,9 @@ LEAST_UNKNOWN = np.iinfo(np.int64).max
 GROUP = BLOCK_RECORDS_MAX
 """Accesses that are looked at together."""
 
+WATCH_GROUPS = 64
+"""After so many, it is looked for tables that fault events to come are about."""
+
 
 class Records(NamedTuple):
     """Classified reads in bus order: time (ticks), page number and kind."""
@@ -104,12 +107,8 @@ class Following(NamedTuple):
 class Accesses(NamedTuple):
     """A chunk for the inner loop: if it is a `PlainChunk`, so many blocks (`size`), else, of each
     access, `words` with the address and whether it is a write, as in a block, and the time.
-    `last_ticks`: time of the last access.
-
-    `blocks` are these blocks, or has room for `READ_BLOCKS` and one more, if they are to be read
-    from `file`, where they are from `start_bytes` on; `held` are then the numbers of those that it
-    has, in units of `READ_BLOCKS`, and of the piece that was checked last, or -1, and room for one
-    word. `sums` of the pieces, if they are to be checked.
+    `last_ticks`: time of the last access. `sums` of the blocks' pieces, if they are to be checked;
+    `checked` is then the number of the piece that was checked last, or -1.
     """
 
     blocks: U64
@@ -118,9 +117,7 @@ class Accesses(NamedTuple):
     last_ticks: int
     following: Following
     size: int
-    file: int
-    start_bytes: int
-    held: I64
+    checked: I64
     sums: U64
 
 
@@ -248,8 +245,6 @@ _put_accesses, accesses_in = keeping(
         np.empty(0, np.uint64),
         0,
         Following(NO_ADDRESS, 0, NEVER),
-        0,
-        -1,
         0,
         np.empty(0, np.int64),
         np.empty((0, 2), np.uint64),

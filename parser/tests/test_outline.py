@@ -188,13 +188,13 @@ def test_damage_since_is_told_as_without(tmp_path, way):
 
 
 def test_damage_since_is_told_wherever_a_chunk_is_read(tmp_path, monkeypatch):
-    """A chunk is read in several goes, and each is checked in several pieces."""
-    read, piece = blocks.READ_BLOCKS, blocks.PIECE_BLOCKS
-    chunk = 2 * read + 3
+    """In each of the pieces in which it is checked."""
+    piece = blocks.PIECE_BLOCKS
+    chunk = 8 * piece + 3
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk)
     path = outlined(Model(400_000, pages=1000).write(tmp_path / "s"))
     assert BusReader(path / "bus.0.raw").blocks > 2 * chunk  # the second has no marks
-    for block in {*range(0, chunk, piece - 1), read - 1, read, read + 1, 2 * read, chunk - 1}:
+    for block in {*range(0, chunk, piece - 1), piece, 2 * piece - 1, 8 * piece, chunk - 1}:
         at = (chunk + block) * wire.BLOCK_BYTES + 500
         flip(path / "bus.0.raw", at)
         with pytest.raises(ParseError, match=f"block {chunk + block} .*CRC"):

@@ -3,6 +3,7 @@ import copy
 import errno
 import hashlib
 import json
+import mmap
 import multiprocessing
 import os
 import random
@@ -512,33 +513,55 @@ def test_the_kernel_log_is_read_in_pieces(tmp_path, monkeypatch, entries):
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("chunk_blocks", [5, 40, 2 * blocks.READ_BLOCKS + 10])
-def test_blocks_are_read_in_pieces(tmp_path, monkeypatch, chunk_blocks):
-    """While they are looked at; if that fails, and if there is no file, at once."""
-    monkeypatch.setattr(blocks, "APART_BLOCKS", 1 << 40)  # they are in memory
+class Shortening(mmap.mmap):
+    """Memory whose file becomes shorter before it is there."""
+
+    path: Path
+
+    def madvise(self, *arguments) -> None:
+        os.truncate(self.path, wire.BLOCK_BYTES)
+        super().madvise(*arguments)
+
+
+@pytest.mark.parametrize("outlined", [False, True])
+@pytest.mark.parametrize("chunk_blocks", [5, 40])
+def test_captures_are_mapped_or_read(tmp_path, monkeypatch, chunk_blocks, outlined):
+    """Read where that is not a file of this machine, or the kernel does not do it."""
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
     path = Model(800_000, pages=3000).write(tmp_path / "s")
-    found = {}
-    pieces = []
-    accesses = replay._accesses
+    if outlined:
+        outline.write(path / "bus.0.raw")
+    found = []
+    mapped, maps = [], blocks.PlainChunk.mapped
 
-    def note(chunk, following, piece=None):
-        pieces.append(piece is not None and isinstance(chunk, blocks.PlainChunk))
-        return accesses(chunk, following, piece)
+    def note(chunk):
+        mapped.append(maps(chunk))
+        return mapped[-1]
 
-    monkeypatch.setattr(replay, "_accesses", note)
-    with Path(os.devnull).open("rb") as empty:
-        for way, file in (("pieces", None), ("failing", empty.fileno()), ("none", -1)):
+    monkeypatch.setattr(blocks.PlainChunk, "mapped", note)
+    with Path(os.devnull).open("rb") as device:
+        for what, name, value in (
+            (blocks, "CHUNK_BLOCKS", chunk_blocks),
+            (archive.RawStream, "file", device.fileno()),
+            (archive.RawStream, "file", -1),
+            (blocks, "_MADV_POPULATE_READ", 1 << 30),
+        ):
             with monkeypatch.context() as patch:
-                if file is not None:
-                    patch.setattr(archive.RawStream, "file", file)
+                patch.setattr(what, name, value)
+                mapped.clear()
                 parse(path)
-            found[way] = digests(path), pieces.count(True), pieces.count(False)
-            pieces.clear()
-    digest, in_pieces, at_once = found["pieces"]
-    assert in_pieces * chunk_blocks > 200
-    assert found["failing"] == (digest, in_pieces, at_once + in_pieces)
-    assert found["none"] == (digest, in_pieces, at_once)
+            found.append((digests(path), sum(words is not None for words in mapped)))
+    (digest, maps_used), *others = found
+    assert maps_used * chunk_blocks > 200
+    assert others == [(digest, 0)] * 3
+
+
+def test_a_capture_that_becomes_shorter_as_it_is_mapped_is_told(tmp_path, monkeypatch):
+    path = Model(100_000, pages=3000).write(tmp_path / "s")
+    monkeypatch.setattr(Shortening, "path", path / "bus.0.raw", raising=False)
+    monkeypatch.setattr("ptat_parser.blocks.mmap.mmap", Shortening)
+    with pytest.raises(ParseError, match=r"bus.0.raw: became shorter"):
+        parse(path)
 
 
 @settings(max_examples=12)
@@ -584,7 +607,7 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
     """Of writes to pages that are there: in a long chunk, its blocks tell when."""
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 2 * blocks.READ_BLOCKS + 10)
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 2 * replay_data.WATCH_GROUPS + 10)
     machine = synthetic.Machine(levels="pte", region_pages=128)
     mm = machine.exec()
     tables = range(60)
@@ -632,7 +655,7 @@ def test_a_late_fault_is_not_matched_with_an_older_read(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "APART_BLOCKS", 1 << 40)
     monkeypatch.setattr(replay, "HELD_BACK", 2000)
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 4 * blocks.READ_BLOCKS)
+    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 4 * replay_data.WATCH_GROUPS)
     late = 20_000
     machine = synthetic.Machine(levels="pte")
     mm = machine.exec()
@@ -641,7 +664,7 @@ def test_a_late_fault_is_not_matched_with_an_older_read(tmp_path, monkeypatch):
         machine.access(mm, va)
     va = pages[0]
     elsewhere = pages[-1]  # in another table
-    readings = blocks.READ_BLOCKS * blocks.BLOCK_RECORDS_MAX
+    readings = replay_data.WATCH_GROUPS * blocks.BLOCK_RECORDS_MAX
     while len(machine.bus) < 2 * readings - late // 2:
         machine.access(mm, elsewhere)
     assert not machine.walk(mm, va, write=True)
