@@ -57,7 +57,7 @@ APART_BLOCKS = 16
 """Fewer blocks that hold only accesses, among others, are decoded with these."""
 
 PIECE_BLOCKS = 16
-"""Blocks that are still in a core's first cache when they are looked at again."""
+"""Blocks that are still in a core's caches when they are looked at again."""
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
 WORD_HEADER = wire.WORD_HEADER
@@ -288,15 +288,16 @@ class PlainChunk:
         return self._read()
 
     def mapped(self) -> U64 | None:
-        """The words where the page cache has them, of a file; None if that cannot be done.
+        """The words where the page cache has them; None if that cannot be done.
 
-        They must be compared with `sums`, and a file must not become shorter meanwhile.
+        They are not compared with `sums`. A file that becomes shorter while they are in use kills
+        the process.
         """
         if self.file < 0 or self.is_read:
             return None
         try:
             memory = mmap.mmap(
-                self.file, self.blocks * wire.BLOCK_BYTES, mmap.MAP_PRIVATE, _AS_NUMPY_HAS_IT,
+                self.file, self.blocks * wire.BLOCK_BYTES, mmap.MAP_PRIVATE, _READ_AND_WRITE,
                 offset=self.start_bytes,
             )  # fmt: skip
             memory.madvise(_MADV_POPULATE_READ)
@@ -343,7 +344,7 @@ class PlainChunk:
         return Chunk(time, address, write)
 
 
-_AS_NUMPY_HAS_IT = mmap.PROT_READ | mmap.PROT_WRITE  # nobody writes, but code is compiled for that
+_READ_AND_WRITE = mmap.PROT_READ | mmap.PROT_WRITE  # nobody writes: it is what numpy's arrays are
 _MADV_POPULATE_READ = 22  # fails where touching a page would kill; Linux 5.14
 
 AnyChunk: TypeAlias = Chunk | PlainChunk

@@ -43,15 +43,15 @@ class Forked(Generic[T]):
         self._memory = os.fdopen(os.memfd_create("ptat"), "r+b")
         not_theirs = [self._pipe, *(other._pipe for other in others or [])]
         self._process = context.Process(target=self._run, args=(work, theirs, not_theirs))
-        gc.freeze()  # else collecting garbage would copy all memory
+        gc.freeze()  # else collecting garbage, in either process, would copy all memory
         try:
             self._process.start()
         except OSError as error:
+            gc.unfreeze()
             raise PtatError(
                 f"cannot start a worker process: {error.strerror}", "use fewer --workers"
             ) from error
         finally:
-            gc.unfreeze()
             theirs.close()
 
     def _run(self, work: Callable[[], T], pipe: Connection, not_ours: list[Connection]) -> None:
@@ -110,5 +110,6 @@ class Forked(Generic[T]):
         if self._process.is_alive():
             self._process.terminate()
         self._process.join()
+        gc.unfreeze()
         self._pipe.close()
         self._memory.close()

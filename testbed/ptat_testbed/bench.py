@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--records", type=int, default=100_000_000, help="for the parser (default: 100 million)"
     )
-    parser.add_argument("--updates", default="64M", help="of gups, for the parser (default: 64M)")
+    parser.add_argument("--updates", default="128M", help="of gups, for the parser (default: 128M)")
     parser.add_argument("--once", choices=MODES, help="only run CMD in this mode")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD")
     arguments = parser.parse_args(argv)
