@@ -198,8 +198,12 @@ def seal(block: U64, records: int) -> None:
     )
 
 
-Access: TypeAlias = tuple[int, int, bool]
-"""Time, address and direction (a write?) of an access."""
+class Access(NamedTuple):
+    """An access: time, address in bytes, and direction."""
+
+    ticks: int
+    address: int
+    write: bool
 
 
 @dataclass
@@ -230,7 +234,8 @@ class Chunk:
 
     def access(self, position: int) -> Access:
         """An access."""
-        return int(self.time[position]), int(self.address[position]), bool(self.write[position])
+        write = bool(self.write[position])
+        return Access(int(self.time[position]), int(self.address[position]), write)
 
     def times(self, positions: Sequence[int]) -> list[int]:
         """Times of accesses."""
@@ -313,7 +318,7 @@ class PlainChunk:
     def access(self, position: int) -> Access:
         """An access."""
         ticks, address, write = _access(self.words, position)
-        return int(ticks), int(address), bool(write)
+        return Access(int(ticks), int(address), bool(write))
 
     def times(self, positions: Sequence[int]) -> list[int]:
         """Times of accesses."""

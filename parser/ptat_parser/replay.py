@@ -429,11 +429,10 @@ class Replayer:
         """What follows so many `accesses`: the access `after`, or else what a chunk begins with."""
         later = bisect_left(self._first_numbers, accesses + HELD_BACK)
         horizon = self._first_ticks[later] if later < self._first_ticks.size else NEVER
-        if not after and chunk < len(self._firsts) and (first := self._firsts[chunk]):
-            after = first.ticks, first.address, first.write
-        if not after or after[2]:
+        first = after or (self._firsts[chunk] if chunk < len(self._firsts) else None)
+        if first is None or first.write:
             return Following(NO_ADDRESS, 0, horizon)
-        return Following(np.uint64(after[1]), after[0], horizon)
+        return Following(np.uint64(first.address), first.ticks, horizon)
 
 
 def _doubts(timed: Timed, end: int) -> list[tuple[int, int]]:
