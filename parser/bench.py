@@ -593,7 +593,7 @@ def main() -> None:
     parser.add_argument("--granularity", type=int, default=8, help="bytes; default: 8")
     parser.add_argument("--seed", type=int, default=1, help="default: 1")
     parser.add_argument("--keep", type=Path, help="make the session here, or use what is here")
-    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--session", type=Path, help="measure this one, recorded with --no-archive")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

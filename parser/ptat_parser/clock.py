@@ -97,9 +97,11 @@ class Clock:
 
     def to_ticks(self, cycles: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Kernel clock cycles → bus ticks; times before tick 0 become 0."""
-        since = (cycles - np.uint64(self.origin_cycles)).view(np.int64)
-        ticks = (since / self.cycles_per_tick).astype(np.int64) + self.origin_ticks
-        return np.maximum(ticks, 0).astype(np.uint64)
+        ticks = np.empty(cycles.size, np.uint64)
+        _put_ticks(
+            cycles, np.uint64(self.origin_cycles), self.cycles_per_tick, self.origin_ticks, ticks
+        )
+        return ticks
 
     def to_cycles(self, ticks: int) -> int:
         """A bus tick → kernel clock cycles, to a tick or so."""
@@ -113,6 +115,20 @@ class Clock:
     def summary(self) -> dict[str, Any]:
         """For ``summary.json``."""
         return asdict(self) | {"offset_ns": self.offset_ns}
+
+
+@bare
+def _put_ticks(
+    cycles: npt.NDArray[np.uint64],
+    origin_cycles: Integer,
+    cycles_per_tick: float,
+    origin_ticks: Integer,
+    ticks: npt.NDArray[np.uint64],
+) -> None:
+    for i in range(cycles.size):
+        since = np.int64(cycles[i] - origin_cycles)
+        at = np.int64(since / cycles_per_tick) + origin_ticks
+        ticks[i] = max(at, np.int64(0))
 
 
 def fit(

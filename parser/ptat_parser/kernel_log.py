@@ -254,14 +254,22 @@ class _Layout:
         self, path: Path, first_page: int, kind: npt.NDArray[np.uint16], size_bytes: I64
     ) -> None:
         """Each event from a page on must be one of ours, and as long as its format says."""
-        wrong = np.flatnonzero(size_bytes < self.smallest_bytes[kind])
-        if wrong.size:
-            event = wrong[0]
+        event = _first_short(kind, size_bytes, self.smallest_bytes)
+        if event >= 0:
             raise _damaged(
                 path,
                 f"event {event} from page {first_page} on has type {kind[event]} and"
                 f" {size_bytes[event]} bytes, which is not what the formats say",
             )
+
+
+@bare
+def _first_short(kind: npt.NDArray[np.uint16], size_bytes: I64, smallest_bytes: I64) -> Integer:
+    """The first event that is shorter than its kind's are, or -1."""
+    for i in range(kind.size):
+        if size_bytes[i] < smallest_bytes[kind[i]]:
+            return i
+    return -1
 
 
 @bare
@@ -635,9 +643,17 @@ def _read_cpu(
 def _in_order(parts: list[npt.NDArray[Any]], by: str) -> npt.NDArray[Any]:
     """All rows, in the order of a column; what is in order already is not moved."""
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if np.all(rows[by][1:] >= rows[by][:-1]):
+    if _ascends(rows[by]):
         return rows
     return rows[np.argsort(rows[by], kind="stable")]
+
+
+@bare
+def _ascends(column: U64) -> bool:
+    ascends = True
+    for i in range(1, column.size):
+        ascends &= column[i] >= column[i - 1]
+    return ascends
 
 
 class LogTail:
@@ -683,7 +699,8 @@ def traced_spaces(log: KernelLog) -> set[int]:
 
 def _table_events(scanned: _Scanned, layout: _Layout) -> npt.NDArray[Any]:
     parts = [np.zeros(0, TABLE_EVENT)]
-    others = np.flatnonzero(layout.timed[0][scanned.kind] == _NOT_TIMED)  # few, often
+    others = np.empty(scanned.kind.size, np.int64)  # few, often
+    others = others[: _find_others(scanned.kind, layout.timed[0], others)]
     kinds = scanned.kind[others]
     for kind, name in enumerate(TABLE_KINDS):
         rows = others[kinds == layout.formats[name].id]
@@ -719,6 +736,17 @@ def _put_timed(
 def _count_kinds(kind: npt.NDArray[np.uint16], number_of_kind: U8, counts: I64) -> None:
     for i in range(kind.size):
         counts[number_of_kind[kind[i]]] += 1
+
+
+@bare
+def _find_others(kind: npt.NDArray[np.uint16], number_of_kind: U8, rows: I64) -> Integer:
+    """Fill `rows` with those of the table events; return how many these are."""
+    n = 0
+    for i in range(kind.size):
+        if number_of_kind[kind[i]] == _NOT_TIMED:
+            rows[n] = i
+            n += 1
+    return n
 
 
 @bare

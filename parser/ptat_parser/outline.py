@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +31,14 @@ from ptat_parser.blocks import (
     OTHERS,
     PIECE_BLOCKS,
     READS,
+    STORES_REMEMBERED,
     WRITES,
     AnyChunk,
     BusReader,
     Known,
+    Lost,
     PlainChunk,
+    RememberedStores,
     Seen,
     Stores,
     join_stores,
@@ -226,6 +230,13 @@ def use(reader: BusReader, region: Region) -> bool:
     return True
 
 
+class _Told(NamedTuple):
+    """Of a group."""
+
+    stores: Stores
+    lost: Sequence[Lost]
+
+
 class Outline:
     """An outline of a capture of so many `blocks`; `chunks` (dtype `CHUNK`) is of its chunks.
 
@@ -270,7 +281,12 @@ class Outline:
         if not self._is_plausible(offset):
             raise self._bad("damaged")
         self._start = np.concatenate([[0], np.cumsum(self.chunks["accesses"], dtype=np.int64)])
-        self._held: tuple[int, Seen] | None = None
+        self._held: tuple[int, _Told] | None = None
+        self._remembered: dict[int, tuple[RememberedStores, Sequence[Lost]]] = {}
+        self._stores_remembered = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": None, "_remembered": {}}
 
     def fits(self, reader: BusReader) -> bool:
         """Whether it is of a capture as long as the reader's, in parts like the reader's."""
@@ -278,26 +294,31 @@ class Outline:
         return parts == (reader.blocks, reader.chunk_blocks, PIECE_BLOCKS)
 
     def seen(self) -> Iterator[Seen]:
-        """What is in the capture, some chunks at a time. Raises `ParseError` if that is damaged."""
+        """What is in the capture, some chunks at a time. Raises `ParseError` if that is damaged.
+
+        Stores are remembered for `stores`, if they are not too many.
+        """
         for group in range(len(self._groups)):
-            yield self._seen(group)
+            found = self._seen(group)
+            self._remember(group, found)
+            yield found
 
     def is_whole(self, first: int, end: int) -> bool:
         """Whether nothing was lost in the chunks ``first … end``."""
         if self.chunks["others"][first:end].any():
-            for start, seen in self._groups_of(first, end):
+            for start, told in self._groups_of(first, end):
                 # A loss between two chunks may be noted with either.
                 since, until = self._start[[first, end]] - start
-                if any(since <= lost.position <= until for lost in seen.lost):
+                if any(since <= lost.position <= until for lost in told.lost):
                     return False
         return True
 
-    def _groups_of(self, first: int, end: int) -> Iterator[tuple[int, Seen]]:
+    def _groups_of(self, first: int, end: int) -> Iterator[tuple[int, _Told]]:
         """The groups that these chunks are of: number of the first access, and what is there."""
         groups = self._ends.searchsorted([first, end - 1], side="right").tolist()
         for group in range(groups[0], groups[1] + 1):
             if not self._held or self._held[0] != group:
-                self._held = group, self._seen(group)
+                self._held = group, self._told(group)
             yield int(self._start[self._firsts[group]]), self._held[1]
 
     def stores(self, first: int, end: int) -> Stores:
@@ -305,11 +326,26 @@ class Outline:
         parts = [NO_STORES]
         if self.count_stores(first, end):
             begins = self._start[first]
-            for start, seen in self._groups_of(first, end):
-                position, ticks, address = seen.stores
+            for start, told in self._groups_of(first, end):
+                position, ticks, address = told.stores
                 here = slice(*position.searchsorted(self._start[[first, end]] - start))
                 parts.append((position[here] + (start - begins), ticks[here], address[here]))
         return join_stores(parts)
+
+    def _remember(self, group: int, seen: Seen) -> None:
+        size = seen.stores[0].size
+        if group in self._remembered or self._stores_remembered + size > STORES_REMEMBERED:
+            return
+        if packed := RememberedStores.packed(seen.stores):
+            self._remembered[group] = packed, seen.lost
+            self._stores_remembered += size
+
+    def _told(self, group: int) -> _Told:
+        if remembered := self._remembered.get(group):
+            packed, lost = remembered
+            return _Told(packed.stores(), lost)
+        seen = self._seen(group)
+        return _Told(seen.stores, seen.lost)
 
     def count_stores(self, first: int, end: int) -> int:
         """How many these are."""

@@ -435,9 +435,23 @@ def drop_unread(columns: I64) -> Integer:
     return n
 
 
+@bare
+def count_of_both(one: I64, other: I64) -> Integer:
+    """How many pages there are in columns that are in order."""
+    alike, i = 0, 0
+    for j in range(other.shape[1]):
+        while i < one.shape[1] and one[P_PAGE, i] < other[P_PAGE, j]:
+            i += 1
+        alike += i < one.shape[1] and one[P_PAGE, i] == other[P_PAGE, j]
+    return one.shape[1] + other.shape[1] - alike
+
+
 @jit
-def merge(one: I64, other: I64, merged: I64) -> Integer:
-    """Merge columns that are in order, and return how many pages there are in all."""
+def merge(one: I64, other: I64, merged: I64) -> None:
+    """Merge columns that are in order, to as many as `count_of_both` says.
+
+    To `one` itself if these are no more.
+    """
     i: Integer = 0
     j: Integer = 0
     n: Integer = 0
@@ -464,4 +478,3 @@ def merge(one: I64, other: I64, merged: I64) -> Integer:
     for k in range(j, other.shape[1]):
         merged[:, n] = other[:, k]
         n += 1
-    return n

@@ -159,12 +159,15 @@ class Joined:
         self._doubts += part.doubts
 
     def add_pages(self, pages: I64) -> None:
-        """Add what was counted in some spans: see `Replayer.take_pages`."""
+        """Add what was counted in some spans, see `Replayer.take_pages`, which may change it."""
         if not self._pages.size:
             self._pages = pages
             return
-        merged = np.empty((quick.PAGE_COLUMNS, self._pages.shape[1] + pages.shape[1]), np.int64)
-        self._pages = merged[:, : quick.merge(self._pages, pages, merged)]
+        merged, size = self._pages, quick.count_of_both(self._pages, pages)
+        if size > merged.shape[1] or not merged.flags.writeable:
+            merged = np.empty((quick.PAGE_COLUMNS, size), np.int64)
+        quick.merge(self._pages, pages, merged)
+        self._pages = merged
 
     def whole(self, rpt: Rpt) -> Replay:
         """All of it, with the tables that there are at the end."""

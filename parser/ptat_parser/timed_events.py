@@ -6,21 +6,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import kernel_log
 from ptat_parser.clock import Clock
+from ptat_parser.jit import Integer, bare
 from ptat_parser.replay_data import NO_EVENTS, Config, Events, Span, Timed, waiting
 from ptat_parser.rpt import ENTRIES, ENTRY_SHIFT, Rpt
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
 
 _RANGE_SHIFT = {level: shift + (ENTRIES - 1).bit_length() for level, shift in ENTRY_SHIFT.items()}
 """Of the range that a table of each level serves."""
+
+_LEAST_SHIFT = np.uint64(_RANGE_SHIFT[1])
 
 _MM_SHIFT = np.uint64(40)
 _VA_MASK = np.uint64((1 << 61) - 1)
@@ -40,13 +44,12 @@ class TimedEvents:
         spaces: dict[int, int] = {}
         keys = np.empty(0, np.uint64)
         nearest = _Nearest(ticks)
+        found: _InTicks | None = None
         for events in log.batches():
-            wanted = _wanted(events, config)
-            faults = wanted["time"][wanted["kind"] == kernel_log.FAULT]
-            nearest.see(_ticks_of(faults, clock))
-            wanted = wanted[_begins(wanted)]
-            mm = _by_value(wanted["mm"], lambda mm: spaces.setdefault(mm, len(spaces)), np.uint64)
-            keys = np.union1d(keys, _keys(mm, wanted["va"], 1))
+            found = _in_ticks(self._wanted(events, config), clock)
+            nearest.see(found.time[found.kind == kernel_log.FAULT])
+            mm = _by_value(found.mm, lambda mm: spaces.setdefault(mm, len(spaces)), np.uint64)
+            keys = np.union1d(keys, _keys(mm, found.va, 1))
         self.from_fault_ticks = nearest.distance()
         """How far each of the times `ticks` is from a fault event; the most there is: from none."""
         index = {mm: rpt.mm_index(mm) for mm in sorted(spaces)}
@@ -55,6 +58,8 @@ class TimedEvents:
         for level in _RANGE_SHIFT:
             for key in np.unique(_keys(mm, va, level)).tolist():
                 _range_of_key(rpt, key, level)
+        if found and log.is_remembered:
+            self._known[config.faults, config.entries] = _events(found, rpt)
 
     def of(self, span: Span, config: Config, rpt: Rpt) -> Timed:
         """Those of a span's time; none has waited yet."""
@@ -64,16 +69,25 @@ class TimedEvents:
         relied_on = config.faults, config.entries
         if log.is_remembered:
             if relied_on not in self._known:
-                self._known[relied_on] = _events(_wanted(log.between(), config), clock, rpt)
+                found = _in_ticks(self._wanted(log.between(), config), clock)
+                self._known[relied_on] = _events(found, rpt)
             events = self._known[relied_on]
         else:
-            events = _events(_wanted(log.between(*self._around(span)), config), clock, rpt)
+            around = log.between(*self._around(span))
+            events = _events(_in_ticks(self._wanted(around, config), clock), rpt)
         ticks = events.time
         inside = slice(
             np.searchsorted(ticks, np.uint64(span.start_ticks)) if span.number else None,
             None if span.end_ticks is None else np.searchsorted(ticks, np.uint64(span.end_ticks)),
         )
         return waiting(Events._make(column[inside] for column in events))
+
+    def _wanted(self, events: npt.NDArray[Any], config: Config) -> npt.NDArray[Any]:
+        """Those events that may be relied on."""
+        faults, entries = config.faults, config.entries
+        if (faults or not self._log.faults) and (entries or not self._log.entries):
+            return events
+        return events[np.where(events["kind"] == kernel_log.FAULT, faults, entries)]
 
     def _around(self, span: Span) -> tuple[int, int]:
         """Clock cycles of the first and last events that may be of a span's time."""
@@ -91,43 +105,58 @@ class TimedEvents:
         return self.__dict__ | {"_known": {}}
 
 
-def _wanted(events: npt.NDArray[Any], config: Config) -> npt.NDArray[Any]:
-    """Those events that may be relied on."""
-    wanted = np.zeros(len(kernel_log.TIMED_KINDS), np.bool_)
-    wanted[kernel_log.FAULT] = config.faults
-    wanted[kernel_log.ENTRY_SET] = wanted[kernel_log.ENTRY_CLEAR] = config.entries
-    found = wanted[events["kind"]]
-    return events if found.all() else events[found]
+class _InTicks(NamedTuple):
+    """Events in bus ticks, and of which range they are: see `_events`.
+
+    `begins`: the first of those, one after the other, that are of one range of level 1; for each of
+    these its address space and an address.
+    """
+
+    time: U64
+    kind: U8
+    address: U64
+    begins: I64
+    mm: U64
+    va: U64
 
 
-def _ticks_of(cycles: U64, clock: Clock) -> U64:
-    # The bus shows whole ticks: an event after an access may seem a tick before it.
-    return clock.to_ticks(cycles) + np.uint64(1)
+def _in_ticks(events: npt.NDArray[Any], clock: Clock) -> _InTicks:
+    time = clock.to_ticks(events["time"])
+    time += np.uint64(1)  # the bus shows whole ticks: one after an access may seem before it
+    kind = np.empty(events.size, np.uint8)
+    address = np.empty(events.size, np.uint64)
+    begins = np.empty(events.size, np.int64)
+    begins = begins[: _look_at(events, kind, address, begins)].copy()
+    return _InTicks(time, kind, address, begins, events["mm"][begins], events["va"][begins])
 
 
-def _begins(events: npt.NDArray[Any]) -> I64:
-    """The events of another range than the one before; most are of the same."""
-    mm, base = events["mm"], events["va"] >> np.uint64(_RANGE_SHIFT[1])
-    return np.flatnonzero(np.append(True, (mm[1:] != mm[:-1]) | (base[1:] != base[:-1]))[: mm.size])
+@bare
+def _look_at(events: npt.NDArray[Any], kind: U8, address: U64, begins: I64) -> Integer:
+    """Fill columns of `_InTicks`; returns how many begin a range."""
+    n = 0
+    mm = base = np.uint64(0)
+    for i in range(events.size):
+        event = events[i]
+        kind[i] = event["kind"]
+        va = event["va"]
+        address[i] = va if kind[i] == kernel_log.FAULT else event["slot_pa"]
+        if i == 0 or event["mm"] != mm or va >> _LEAST_SHIFT != base:
+            mm, base = event["mm"], va >> _LEAST_SHIFT
+            begins[n] = i
+            n += 1
+    return n
 
 
-def _events(events: npt.NDArray[Any], clock: Clock, rpt: Rpt) -> Events:
-    """These events in bus ticks, with the numbers of their ranges."""
-    is_fault = events["kind"] == kernel_log.FAULT
-    begins = _begins(events)
-    follow = np.diff(begins, append=events.size)
-    mm = _by_value(events["mm"][begins], rpt.mm_index, np.uint64)
-    va = events["va"][begins]
+def _events(found: _InTicks, rpt: Rpt) -> Events:
+    """With the numbers of their ranges."""
+    follow = np.diff(found.begins, append=found.time.size)
+    mm = _by_value(found.mm, rpt.mm_index, np.uint64)
     range1, range2 = (
-        _by_value(_keys(mm, va, level), partial(_range_of_key, rpt, level=level), np.int32)
+        _by_value(_keys(mm, found.va, level), partial(_range_of_key, rpt, level=level), np.int32)
         for level in _RANGE_SHIFT
     )
     return Events(
-        _ticks_of(events["time"], clock),
-        events["kind"].copy(),
-        np.repeat(range1, follow),
-        np.repeat(range2, follow),
-        np.where(is_fault, events["va"], events["slot_pa"]),
+        found.time, found.kind, np.repeat(range1, follow), np.repeat(range2, follow), found.address
     )
 
 
@@ -159,7 +188,7 @@ class _Nearest:
     def see(self, others: U64) -> None:
         """More of the others, later ones."""
         if others.size:
-            there = np.append(self._before, others.astype(np.int64))
+            there = np.append(self._before, others.view(np.int64))
             self._find(there, int(np.searchsorted(self._ticks, there[-1])))
             self._before = there[-1:]
 

@@ -129,3 +129,9 @@ def test_summary_gives_the_same_clock():
     fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ)
     again = clock.Clock.from_summary(json.loads(json.dumps(fitted.summary())))
     np.testing.assert_array_equal(again.to_ns(ticks), fitted.to_ns(ticks))
+
+
+def test_times_before_the_first_tick_are_that():
+    there = clock.Clock(100, 5_000, 2.5, 2.5e9, 0.0, 0.0, 1)
+    cycles = np.array([0, 4_749, 4_750, 4_753, 5_000, 5_025], np.uint64)
+    assert there.to_ticks(cycles).tolist() == [0, 0, 0, 2, 100, 110]

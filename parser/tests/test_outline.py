@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-2-Clause
 import json
+import pickle
 import random
 import shutil
 import zlib
@@ -389,6 +390,35 @@ def test_its_stores_are_those_of_the_chunks(small):
             np.testing.assert_array_equal(one, other)
 
 
+def test_stores_are_remembered_if_they_are_not_too_many(small, monkeypatch):
+    """Those of the first group, where the second's are too many."""
+    groups = list(outline.Outline(small / "bus.0.outline").seen())
+    sizes = [seen.stores[0].size for seen in groups]
+    assert len(groups) > 1 and sizes[1]
+    whole = outline.Outline(small / "bus.0.outline")
+    for _ in range(2):
+        list(whole.seen())
+        assert whole._stores_remembered == sum(sizes)
+    read = []
+    decode = outline.Outline._seen
+    monkeypatch.setattr(
+        outline.Outline, "_seen", lambda self, group: read.append(group) or decode(self, group)
+    )
+    monkeypatch.setattr(outline, "STORES_REMEMBERED", sizes[0] + sizes[1] - 1)
+    found = outline.Outline(small / "bus.0.outline")
+    fresh = outline.Outline(small / "bus.0.outline")
+    list(found.seen())
+    chunks = len(found.chunks)
+    read.clear()
+    remembered = found.stores(0, chunks)
+    assert read == list(range(1, len(groups)))
+    again = fresh.stores(0, chunks)
+    for one, other in zip(remembered, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    assert not pickle.loads(pickle.dumps(found))._remembered
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_stores_of_a_part(tmp_path, told):
     """Where something was lost they are not given, nor, unless told, where there are marks."""
@@ -433,8 +463,6 @@ def test_no_session_is_needed_to_read_it(small):
 
 def test_it_can_be_sent(small):
     """To another process, as a reader that has it is."""
-    import pickle
-
     found = pickle.loads(pickle.dumps(outline.Outline(small / "bus.0.outline")))
     assert isinstance(found._source, Source)
     assert list(found.seen())

@@ -3,6 +3,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ptat_parser import quick
 from ptat_parser.blocks import ACCESS_DELTA_SHIFT
@@ -207,3 +209,34 @@ def test_which_lines_of_pmd_entries_need_a_closer_look(line, more, first_page):
     else:
         assert end == 2
         assert columns[quick.P_PAGE].tolist() == [first_page, 8 * 8 + 7]
+
+
+PAGE = st.integers(0, 30)
+
+
+@given(one=st.sets(PAGE), other=st.sets(PAGE), seed=st.integers(0, 99))
+@example(one={1, 2, 3}, other={2}, seed=0)
+@example(one={2}, other={1, 2, 3}, seed=0)
+@example(one=set(), other=set(), seed=0)
+def test_pages_of_two_are_merged(one, other, seed):
+    """Those of both are added up; into the first if that has all pages."""
+    rng = np.random.default_rng(seed)
+    both = []
+    for pages in (one, other):
+        columns = rng.integers(0, 100, (quick.PAGE_COLUMNS, len(pages)))
+        columns[quick.P_PAGE] = sorted(pages)
+        both.append(columns)
+    expected = {}
+    for column in np.concatenate(both, axis=1).T.tolist():
+        known = expected.setdefault(column[quick.P_PAGE], column)
+        if known is not column:
+            for kind in (quick.P_MISSES, quick.P_FAULTED, quick.P_STORES):
+                known[kind] += column[kind]
+            known[quick.P_FIRST] = min(known[quick.P_FIRST], column[quick.P_FIRST])
+            known[quick.P_LAST] = max(known[quick.P_LAST], column[quick.P_LAST])
+    assert quick.count_of_both(*both) == len(expected)
+    rows = [expected[page] for page in sorted(expected)]
+    merged = np.empty((quick.PAGE_COLUMNS, len(expected)), np.int64)
+    for into in [merged, both[0]] if one >= other else [merged]:
+        quick.merge(*both, into)
+        assert into.T.tolist() == rows

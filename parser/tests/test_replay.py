@@ -22,7 +22,7 @@ from ptat_parser.survey import survey
 GIB = 1 << 30
 
 
-def ready(path, chunk_blocks: int = 64, entries: bool = False):
+def ready(path, chunk_blocks: int = 64, faults: bool = True, entries: bool = False):
     """A replayer of a session, how many accesses there are, and all that it was given."""
     session = Session(path)
     log = kernel_log.read_kernel_log(session.kernel_path)
@@ -37,7 +37,7 @@ def ready(path, chunk_blocks: int = 64, entries: bool = False):
         session.kernel.tsc_hz,
     )
     replayer = replaying.Replayer(
-        session, log, placement, fitted, found.chunks, faults=True, entries=entries
+        session, log, placement, fitted, found.chunks, faults=faults, entries=entries
     )
     return replayer, found.accesses, session, log, reader, placement, fitted
 
@@ -754,17 +754,21 @@ def test_each_miss_has_the_span_of_its_time(tmp_path, huge):
     assert results.summary["misses_by_span"] == {"1": 2, "2": 2, "4": 0, "8": 3}
 
 
-@pytest.mark.parametrize("entries", [False, True])
-def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, entries):
+@pytest.mark.parametrize(("faults", "entries"), [(True, False), (True, True), (False, True)])
+def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, faults, entries):
     monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * 4096)
     machine = synthetic.Machine(4, cpus=2, granularity=64, entries=True).run(1500)
-    replayer, *_, fitted = ready(machine.write(tmp_path / "s"), entries=entries)
+    replayer, *_, fitted = ready(machine.write(tmp_path / "s"), faults=faults, entries=entries)
     events = replayer._timed._log.between()
-    if not entries:
-        events = events[events["kind"] == kernel_log.FAULT]
+    events = events[np.where(events["kind"] == kernel_log.FAULT, faults, entries)]
     ticks = (fitted.to_ticks(events["time"]) + np.uint64(1)).tolist()
     kinds = events["kind"].tolist()
     assert len(ticks) > 500
+    of_faults = [at for at, kind in zip(ticks, kinds, strict=True) if kind == kernel_log.FAULT]
+    for first, distance in zip(replayer._firsts, replayer.from_fault_ticks, strict=True):
+        assert distance == min(
+            (abs(at - first.ticks) for at in of_faults if first), default=np.iinfo(np.int64).max
+        )
     choose = random.Random(1)
     for number in range(300):
         start, end = sorted(choose.choice(ticks) + choose.randrange(-1, 2) for _ in range(2))
