@@ -231,7 +231,7 @@ def use(reader: BusReader, region: Region) -> bool:
 
 
 class _Told(NamedTuple):
-    """Of a group."""
+    """What a group tells, as far as it is asked for again."""
 
     stores: Stores
     lost: Sequence[Lost]
@@ -286,7 +286,7 @@ class Outline:
         self._stores_remembered = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_held": None, "_remembered": {}}
+        return self.__dict__ | {"_held": None, "_remembered": {}, "_stores_remembered": 0}
 
     def fits(self, reader: BusReader) -> bool:
         """Whether it is of a capture as long as the reader's, in parts like the reader's."""

@@ -416,7 +416,8 @@ def test_stores_are_remembered_if_they_are_not_too_many(small, monkeypatch):
     for one, other in zip(remembered, again, strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
-    assert not pickle.loads(pickle.dumps(found))._remembered
+    sent = pickle.loads(pickle.dumps(found))
+    assert not sent._remembered and not sent._stores_remembered
 
 
 @pytest.mark.parametrize("told", [False, True])
