@@ -119,6 +119,9 @@ REMEMBERED = 1 << 21
 
 _LEVELS = (1, 2)
 
+_TGID_MAX = 1 << 22
+"""Linux's PID_MAX_LIMIT."""
+
 _PAGE_BYTES_MAX = 1 << 20
 _TEXT_BYTES_MAX = 1 << 20
 _MISSED_EVENTS = 1 << 31
@@ -618,9 +621,7 @@ def _read_cpu(
         found = _table_events(scanned, layout)
         if not found.size:
             continue
-        leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
-        if not np.isin(found["level"][leveled], _LEVELS).all():
-            raise _damaged(path, "damaged: a table of an unknown level")
+        _check_tables(path, found)
         tables.append(found)
     stats = _read_stats(path.with_suffix(".stats"))
     read = stats.get("read events")
@@ -638,6 +639,15 @@ def _read_cpu(
     since = np.flatnonzero(times[:, _MISSED]).tolist() if missed + uncounted else []
     gaps = [(began[page - 1] if page else None, began[page]) for page in since]
     return max(dropped, missed + uncounted), gaps
+
+
+def _check_tables(path: Path, found: npt.NDArray[Any]) -> None:
+    """Raises `ParseError` for table events that no kernel logs."""
+    leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
+    if not np.isin(found["level"][leveled], _LEVELS).all():
+        raise _damaged(path, "damaged: a table of an unknown level")
+    if found["tgid"].max(initial=0) > _TGID_MAX:
+        raise _damaged(path, "damaged: a process of a number that none has")
 
 
 def _in_order(parts: list[npt.NDArray[Any]], by: str) -> npt.NDArray[Any]:
@@ -688,6 +698,7 @@ class LogTail:
             scanned = _scan(path, number, data, self._layout, read_bytes // page_bytes)
             self.lost_events += scanned.missed + scanned.missed_uncounted
             tables.append(_table_events(scanned, self._layout))
+            _check_tables(path, tables[-1])
         return _in_order(tables, "seq")
 
 

@@ -2,6 +2,7 @@
 import pickle
 import random
 import struct
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -220,6 +221,27 @@ def test_offsets_come_from_the_formats(log, tmp_path):
 def test_repeated_seq(log):
     with pytest.raises(ParseError, match="one sequence number"):
         log(page(record(marker(1)) + record(marker(1), 4)), read_events=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("ptat_mm_attach", {"tgid": -1}, "a process of a number that none has"),
+        ("ptat_mm_attach", {"tgid": (1 << 22) + 1}, "a process of a number that none has"),
+        ("ptat_table_alloc", {"level": 0}, "a table of an unknown level"),
+        ("ptat_table_link", {"level": 3}, "a table of an unknown level"),
+    ],
+)
+def test_what_no_kernel_logs(log, tmp_path, name, fields, message):
+    good = dict.fromkeys(("mm", "pgd", "why", "pa", "va", "slot_pa"), 0)
+    good |= {"seq": 1, "tgid": 1 << 22, "level": 2, "comm": "gups"}
+    for wrong, expected in (({}, None), (fields, f"cpu0.raw: damaged: {message}")):
+        raises = pytest.raises(ParseError, match=expected) if expected else nullcontext()
+        event = synthetic.event_bytes(name, good | wrong)
+        with raises:
+            log(page(record(event + bytes(-len(event) % 4))), read_events=1)
+        with raises:
+            kernel_log.LogTail(tmp_path / "session" / "kernel").read()
 
 
 def test_empty_log(log):
