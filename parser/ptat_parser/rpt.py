@@ -368,8 +368,11 @@ class Rpt:
         if parent_slot >= 0:
             parent = self.tables.range_of_frame[parent_slot // ENTRIES]
             if parent >= 0:
-                base = self.ranges[parent].base + parent_slot % ENTRIES * span
-                self.inconsistent += self.ranges[parent].mm != mm_index
+                above = self.ranges[parent]
+                fits = above.level == level + 1
+                if fits:
+                    base = above.base + parent_slot % ENTRIES * span
+                self.inconsistent += not fits or above.mm != mm_index
             self._announce(slot_address, TABLE if self._inside(event.pa) else UNTRACED)
         if not self._inside(event.pa):  # the region was full
             self.mms[mm_index].untraced.add((level, base))

@@ -16,6 +16,7 @@ from ptat_parser.check import check
 from ptat_parser.faults import HOLD_S, LAGS_LEARNT, PATIENCE_S
 from ptat_parser.kernel_log import TableEvent
 from ptat_parser.results import parse
+from ptat_parser.rpt import Rpt
 from ptat_parser.session import Session
 from ptat_parser.survey import survey
 
@@ -819,3 +820,15 @@ def test_narrowed_spans_hold_the_page_that_missed(tmp_path_factory, seed, steps,
         assert page["vaddr"] <= va < page["vaddr"] + page["span"] * size
     counts = np.bincount([page["page"] for page in found], minlength=len(pages))
     assert [page["misses"] for page in pages] == counts.tolist()
+
+
+def test_a_table_below_one_that_has_none_below():
+    """A log that says so contradicts itself: it is counted, and addresses stay addresses."""
+    base, last = GIB, (1 << 64) - (1 << 21)
+    tables = Rpt(base, 1 << 20)
+    link = TableEvent(0, kernel_log.TABLE_LINK, *[0] * 12, b"")
+    for page, slot_pa, va in ((1, 0, last), (2, base + 4096 + 511 * 8, 1 << 21)):
+        event = link._replace(mm=5, level=1, pa=base + page * 4096, slot_pa=slot_pa, va=va)
+        tables.apply(event, 0)
+    assert [(r.base, r.level) for r in tables.ranges] == [(last, 1), (1 << 21, 1)]
+    assert tables.inconsistent == 1
