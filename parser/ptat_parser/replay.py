@@ -226,10 +226,10 @@ class Replayer:
     ) -> tuple[U64, list[tuple[int, int]]] | None:
         """Addresses of the stores of a span, and table events, each before so many of them.
 
-        None where there may be more than these: losses, lines of entries, the capture's end.
+        None where there may be more than these: losses, lines of entries.
         """
-        is_last = span.end_ticks is None
-        if self._config.line > 1 or is_last or not self._schedule.is_placed:
+        cut_off = span.end_ticks is None and not self._stopped
+        if self._config.line > 1 or cut_off or not self._schedule.is_placed:
             return None
         stores = reader.stores() if isinstance(reader, BusReader) else None
         if stores is None:
