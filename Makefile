@@ -38,7 +38,7 @@ help:
 	@echo 'make studies-small    each study once, small: docs/studies.md'
 	@echo 'make bench            cost of the plugin, speed of simulations'
 	@echo 'make bench-boards     what of a link reaches the disk, against a plain receiver in C'
-	@echo 'make bench-parser     speed of the parser; RECORDS=N'
+	@echo 'make bench-parser     speed of the parser with a billion records, or RECORDS=N'
 	@echo 'make fresh            make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
@@ -201,9 +201,9 @@ study-pagesize: packages-studies .venv/ready
 studies-small: setup packages-studies
 	@$(PYTHON) -m ptat_testbed.studies_small
 
-RECORDS ?= 100000000
+# Of a billion, if memory and disk have room, or so many.
 bench-parser: .venv/ready
-	$(PYTHON) parser/bench.py --records $(RECORDS)
+	$(PYTHON) parser/bench.py $(if $(RECORDS),--records $(RECORDS))
 
 faults: .venv/ready
 	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))

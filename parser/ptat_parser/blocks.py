@@ -628,7 +628,9 @@ class BusReader:
 
         Not where something was lost.
         """
-        if not self.known or self._to_the_end and (self._cut or self.known.states[-1][_MISSING]):
+        if not self.known:
+            return None
+        if self._to_the_end and (self._cut or self.known.states[-1][_MISSING]):
             return None
         first = (self._first - self.known.first) // self.chunk_blocks
         end = first - (-self.blocks // self.chunk_blocks)

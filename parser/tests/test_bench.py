@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: BSD-2-Clause
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import bench as parser_bench
 from capture_model import Model
 
 BENCH = Path(__file__).parent.parent / "bench.py"
@@ -63,7 +66,27 @@ def test_a_session_is_measured_and_stays_as_it_is(tmp_path):
     output = bench("--session", session, "--keep", tmp_path / "other")
     assert output.returncode == 2
     assert "--keep" in output.stderr
+    output = bench("--records", "0")
+    assert output.returncode == 2
+    assert "--records" in output.stderr
     (session / "bus.0.raw").unlink()
     output = bench("--session", session)
     assert output.returncode == 2
     assert "--no-archive" in output.stderr
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "least", "most"),
+    [(0, 0, 0), (20 << 20, 1 << 20, 1 << 20), (1 << 50, 1 << 20, parser_bench.RECORDS)],
+)
+def test_a_capture_is_as_long_as_the_disk_allows(tmp_path, monkeypatch, free_bytes, least, most):
+    monkeypatch.setattr(parser_bench, "MEMORY_LEFT_BYTES", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_bytes))
+    assert least <= parser_bench.room_for(tmp_path) <= most
+
+
+def test_without_room_for_a_capture_nothing_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(parser_bench, "MEMORY_LEFT_BYTES", 1 << 60)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--keep", str(tmp_path / "s")])
+    with pytest.raises(SystemExit, match="room for 0 records only: make room, or"):
+        parser_bench.main()

@@ -107,9 +107,9 @@ def compare(argv: Sequence[str], runs: int) -> dict[str, Any]:
     }
 
 
-def parser_speeds(records: int, updates: str) -> dict[str, dict[str, Any]]:
+def parser_speeds(records: int | None, updates: str) -> dict[str, dict[str, Any]]:
     """What parser/bench.py measures of a model's capture, and of a program's."""
-    found = {"model": _parser_speed("--records", str(records))}
+    found = {"model": _parser_speed(*(("--records", str(records)) if records else ()))}
     for name, granularity in RECORDED.items():
         with tempfile.TemporaryDirectory(prefix="ptat-bench.") as directory:
             session = f"{directory}/{name}"
@@ -134,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison, or (``--once``) one program."""
     parser = argparse.ArgumentParser(prog="make bench")
     parser.add_argument("--runs", type=int, default=3, help="of each mode (default: 3)")
-    parser.add_argument(
-        "--records", type=int, default=100_000_000, help="for the parser (default: 100 million)"
-    )
+    parser.add_argument("--records", type=int, help="of the model (default: parser/bench.py's)")
     parser.add_argument("--updates", default="128M", help="of gups, for the parser (default: 128M)")
     parser.add_argument("--once", choices=MODES, help="only run CMD in this mode")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="CMD")
