@@ -173,6 +173,7 @@ def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I6
                     break
 
             word = words[i]
+            before = now
             now = now + delta_of(word) if blocks else time[i]
             address = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
             i += 1
@@ -186,6 +187,10 @@ def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I6
                 timed_until(now, t, out, held, timed, pages, count, config)
                 next_timed = timed_after(timed, count, config)
                 quick_end = _until(words, time, i, end, now, latest, next_timed)
+                if n_output > 0 and may_count(slots[i - 1]):
+                    # Nothing but the event was in the way.
+                    i, now = i - 1, before
+                    continue
             offset = address - base
             if offset >= size:
                 _unexplained(now, address, OUTSIDE_REGION, count, examples)

@@ -288,7 +288,8 @@ class Replayer:
         begun: deque[tuple[int, int]] = deque()  # chunks: first access and read of each
         last_ticks = 0
 
-        def kept() -> I64:
+        def keep() -> None:
+            """Let `memory` have what is used now, as always after some of it was exchanged."""
             nonlocal room
             if not (
                 room
@@ -299,17 +300,19 @@ class Replayer:
             ):
                 room = Room(rpt.tables, records, held, timed, pages, count, examples, config, slots)
                 keep_room(memory, room)
-            return memory
 
         def apply(event: TableEvent, at_ticks: int) -> None:
             if event.kind == kernel_log.TABLE_ALLOC and count[NEXT_HELD] < count[NEXT_TIMED]:
-                match_frame(rpt.slot(event.pa) // ENTRIES, kept())
+                match_frame(rpt.slot(event.pa) // ENTRIES, memory)
             elif event.kind == kernel_log.TABLE_MOVE:
-                match_all(kept())
+                match_all(memory)
+            tables = rpt.tables
             rpt.apply(event, at_ticks)
+            if rpt.tables is not tables:
+                keep()
 
         def lose() -> None:
-            match_all(kept())
+            match_all(memory)
             last_read = int(count[LAST_READ])
             slot = rpt.slot(last_read)
             if config.line > 1 and slot >= 0 and rpt.level(last_read) == 2:
@@ -319,6 +322,7 @@ class Replayer:
             count[WALK_PMD] = -1
             rpt.after_loss()
 
+        keep()
         for number, chunk in parts_of(reader):
             steps = schedule.within(chunk, done_accesses)
             whole = None
@@ -367,6 +371,7 @@ class Replayer:
             if config.faults:
                 held = _make_room(held, int(count[N_HELD]), size)
             following = self._following(chunk.after, number + 1, done_accesses)
+            keep()
             accesses = _accesses(chunk, following, map_it=True)
             keep_accesses(chunk_memory, accesses)
             start = begin = 0
@@ -384,7 +389,7 @@ class Replayer:
                     begin = end
                 while start < position:
                     stop = _before_epochs_end(chunk, start, position, rpt.epoch_ticks)
-                    start = replay_accesses(start, stop, chunk_memory, kept())
+                    start = replay_accesses(start, stop, chunk_memory, memory)
                     if start < stop:
                         accesses = _accesses(chunk, following)  # which says why, if it fails again
                         keep_accesses(chunk_memory, accesses)
@@ -393,21 +398,21 @@ class Replayer:
                         rpt.epoch_ticks = chunk.access(start)[0]
                         count[EPOCH] = rpt.epoch_ticks
                 if until_ticks:
-                    all_until(np.uint64(until_ticks), kept())
+                    all_until(np.uint64(until_ticks), memory)
                 if event == LOSS:
                     lose()
                 elif event != NOTHING:
                     apply(events[event], at_ticks)
             _add(pages, rpt.counts())
         end_ticks = NEVER if span.end_ticks is None else np.uint64(span.end_ticks)
-        watch_all_until(end_ticks, kept())
+        watch_all_until(end_ticks, memory)
         if span.end_ticks is None and (schedule.lost or not self._stopped):
             lose()
         for event in schedule.rest(end_ticks):
-            all_until(ticks[event], kept())
+            all_until(ticks[event], memory)
             apply(events[event], int(ticks[event]))
-        all_until(end_ticks, kept())
-        match_all(kept())
+        all_until(end_ticks, memory)
+        match_all(memory)
         _add(pages, rpt.counts())
         self._rows = int(count[ROWS])
         shown = examples[: min(int(count[UNEXPLAINED]), EXAMPLES)].tolist()
