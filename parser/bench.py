@@ -45,7 +45,6 @@ import json
 import multiprocessing
 import multiprocessing.pool
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -462,7 +461,8 @@ def measure(what: str, path: Path) -> dict[str, Any]:
         elif what == "archive":
             figures["bytes"] = _archive_of(path).stat().st_size
             _archive_of(path).unlink()
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Not `ru_maxrss`, which begins with that of whoever started this process.
+    peak_kib = _kib(Path("/proc/self/status"), "VmHWM")
     if what == "workers_2":
         shutil.rmtree(path / "results")
         peak_kib = _peak_kib_of_all(lambda: workers_2(path))
@@ -481,7 +481,9 @@ def _peak_kib_of_all(work: Callable[[], object]) -> int:
     def watch() -> int:
         peak_kib = 0
         while not ended.wait(0.02):
-            peak_kib = max(peak_kib, sum(map(_share_kib, [os.getpid(), *_children()])))
+            # Of what is shared each has a part.
+            rollups = (Path(f"/proc/{pid}/smaps_rollup") for pid in [os.getpid(), *_children()])
+            peak_kib = max(peak_kib, sum(_kib(path, "Pss") for path in rollups))
         return peak_kib
 
     with ThreadPoolExecutor(1) as pool:
@@ -500,11 +502,11 @@ def _children() -> list[int]:
     return children
 
 
-def _share_kib(pid: int) -> int:
-    """A process's memory, of what it shares its part (Pss); nothing if it has ended."""
+def _kib(path: Path, name: str) -> int:
+    """What a file of /proc says; 0 if its process has ended."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+        for line in path.read_text().splitlines():
+            if line.startswith(f"{name}:"):
                 return int(line.split()[1])
     return 0
 
@@ -547,12 +549,8 @@ def read_anew(path: Path) -> None:
 
 def room_for(directory: Path) -> int:
     """How many records, `RECORDS` at the most, page cache and disk have room for."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                memory = int(line.split()[1]) << 10
-    in_memory = (memory - MEMORY_LEFT_BYTES) * wire.BLOCK_RECORDS_MAX // wire.BLOCK_BYTES
+    available_bytes = _kib(Path("/proc/meminfo"), "MemAvailable") << 10
+    in_memory = (available_bytes - MEMORY_LEFT_BYTES) * wire.BLOCK_RECORDS_MAX // wire.BLOCK_BYTES
     on_disk = shutil.disk_usage(directory).free // DISK_BYTES
     return max(min(RECORDS, in_memory, on_disk), 0)
 

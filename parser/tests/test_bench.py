@@ -46,6 +46,7 @@ def test_bench_explains_what_it_made():
         assert ratio == pytest.approx(sum(figures["rounds"][name]) / 2, abs=0.011)
     assert 1 < figures["bytes_per_record"] < 8
     assert 1 < figures["archive_bytes_per_record"] < 8
+    assert 50 < figures["peak_mib"] < 1000
 
 
 def test_a_session_is_measured_and_stays_as_it_is(tmp_path):
