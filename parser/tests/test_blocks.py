@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: BSD-2-Clause
 import io
+import os
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,24 @@ def test_longer_runs_of_accesses_are_apart(tmp_path, monkeypatch):
         ("Chunk", 2 * full + 2),
         ("Chunk", 6 * full),
     ]
+
+
+@pytest.mark.parametrize(
+    ("last", "cut_bytes", "all_there"),
+    [("reads", 0, True), ("reads", 1, False), ("damaged", 0, False)],
+)
+def test_stores_are_told_where_nothing_is_missing(tmp_path, last, cut_bytes, all_there):
+    path = tmp_path / "bus.0.raw"
+    written(path, ["writes", "reads", last])
+    os.truncate(path, path.stat().st_size - cut_bytes)
+    reader = BusReader(path, salvage=True)
+    reader.chunk_blocks = 1
+    there, *_ = [chunk.stores() for chunk in reader.chunks()]
+    assert (reader.stores() is not None) == all_there
+    before = reader.part(0, 1).stores()
+    assert before
+    for one, other in zip(before, there, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def told(chunks: list[Chunk]) -> list:
