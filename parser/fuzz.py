@@ -41,6 +41,8 @@ CRASHES = Path(tempfile.gettempdir()) / "ptat-fuzz"
 class Target:
     """A valid session, one file of which is replaced by each input, and the reader of it."""
 
+    cpus = 2
+
     def __init__(
         self,
         file: str,
@@ -57,14 +59,14 @@ class Target:
 
         from ptat_parser import archive, outline
 
-        self.session = synthetic.Machine(1, cpus=2, entries=True, granularity=64).run(60)
+        self.session = synthetic.Machine(1, cpus=self.cpus, entries=True, granularity=64).run(60)
         self.path = self.session.write(directory / "session")
         archive.pack(self.path / "bus.0.raw", self.path / "bus.0.ptb")
         if self.file == "bus.0.outline":
             outline.write(self.path / "bus.0.raw")
 
     def inputs(self) -> list[bytes]:
-        """What to start from."""
+        """What to start from; the first two are read before memory is limited."""
         return [(self.path / self.file).read_bytes()[:INPUT_BYTES_MAX]]
 
     def run(self, data: bytes) -> None:
@@ -96,6 +98,71 @@ class Trace(Target):
         for batch in open_trace(str(path / self.file), self._kind).batches:
             assert (batch.size - 1 < ACCESS_MAX_BYTES).all()
             assert (batch.address + (batch.size - 1).astype(np.uint64) >= batch.address).all()
+
+
+EDIT = np.dtype(
+    [("field", "u1"), ("event", "u1"), ("of", "u1"), ("of_event", "u1"), ("more", "<i8")]
+)
+"""Sets a field of an event to what another one holds, and `more`; if `of` is 0, to that alone."""
+
+
+class LogFields(Target):
+    """The kernel's log, in which the `EDIT` that an input consists of change fields of events.
+
+    Of bytes that are changed anywhere, few make a log of other events: of other tables, processes
+    or addresses. `fields`: of each field of each kind of event, in which bytes those events have
+    it.
+    """
+
+    cpus = 1
+
+    def __init__(self, read: Callable[[Path], object]) -> None:
+        super().__init__("kernel/cpu0.raw", read, self.edited)
+
+    def prepare(self, directory: Path) -> None:
+        """Find where the fields are."""
+        import synthetic
+
+        super().prepare(directory)
+        self._log = (self.path / self.file).read_bytes()
+        names = {number: name for name, number in synthetic.EVENT_ID.items()}
+        found: dict[tuple[str, str], list[slice]] = {}
+        at = 0
+        for _, event in self.session.log[0]:
+            at = self._log.index(event, at)
+            kind = names[event[0] | event[1] << 8]
+            for field, _, offset, size, _ in synthetic.EVENTS[kind]:
+                place = slice(at + offset, at + offset + size)
+                found.setdefault((kind, field), []).append(place)
+            at += len(event)
+        self.fields = [found[field] for field in sorted(found)]
+
+    def inputs(self) -> list[bytes]:
+        """Nothing, and one edit of each field: something from elsewhere, and numbers."""
+        edits = [
+            (field, 0, of, 0, more) for field in range(len(self.fields)) for of, more in FIRST_EDITS
+        ]
+        return [b"", *(np.array([edit], EDIT).tobytes() for edit in edits)]
+
+    def edited(self, data: bytes) -> bytes:
+        """The log with these edits."""
+        log = bytearray(self._log)
+        whole = len(data) // EDIT.itemsize * EDIT.itemsize
+        for field, event, of, of_event, value in np.frombuffer(data[:whole], EDIT).tolist():
+            if of:
+                value += int.from_bytes(log[self.place(of, of_event)], "little")
+            place = self.place(field, event)
+            size = place.stop - place.start
+            log[place] = (value % (1 << 8 * size)).to_bytes(size, "little")
+        return bytes(log)
+
+    def place(self, field: int, event: int) -> slice:
+        """The bytes of a field."""
+        events = self.fields[field % len(self.fields)]
+        return events[event % len(events)]
+
+
+FIRST_EDITS = ((1, 8), (0, -1), (0, 1 << 40))
 
 
 def sealed_blocks(data: bytes) -> bytes:
@@ -235,6 +302,8 @@ TARGETS = {
     "parse-blocks": Target("bus.0.raw", _parse, sealed_blocks),
     "parse-outline": Target("bus.0.outline", _parse_with_outline, sealed_outline),
     "parse-log": Target("kernel/cpu0.raw", _parse),
+    "parse-log-fields": LogFields(_parse),
+    "check-log-fields": LogFields(_check),
     "parse-description": Target("session.json", _parse),
     "check-blocks": Target("bus.0.raw", _check, sealed_blocks),
     "trace-text": Trace("text", b"readi 0x401ab70 3\nwrite\t0x1fff000748 8\n# no\n"),
@@ -273,8 +342,10 @@ def fuzz(name: str, until: list[str], crashes: Path) -> None:
     target.prepare(directory)
     corpus = directory / "corpus"
     corpus.mkdir()
-    for i, data in enumerate(target.inputs()):
+    inputs = target.inputs()
+    for i, data in enumerate(inputs):
         (corpus / str(i)).write_bytes(data)
+    for data in inputs[:2]:
         target.run(data)  # compiles what is compiled
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit_bytes = used_bytes + MEMORY_BYTES
@@ -299,17 +370,17 @@ def run(name: str, until: list[str]) -> dict[str, object]:
         done = subprocess.run(
             [sys.executable, __file__, "--target", name, *until],
             env=environment | {"PTAT_FUZZ_DIR": directory},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,  # where atheris writes an exception
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
-    units = re.search(r"number_of_executed_units: (\d+)", done.stderr)
-    crash = re.search(r"Test unit written to (\S+)", done.stderr)
+    units = re.search(r"number_of_executed_units: (\d+)", done.stdout)
+    crash = re.search(r"Test unit written to (\S+)", done.stdout)
     row: dict[str, object] = {"target": name, "inputs": int(units[1]) if units else 0}
     if done.returncode:
-        error = re.findall(r"^(\w*(?:Error|Exception|ERROR)\b.*)$", done.stderr, re.M)
-        row["bug"] = error[0] if error else done.stderr[-500:]
+        error = re.findall(r"^(\w*(?:Error|Exception|ERROR)\b.*)$", done.stdout, re.M)
+        row["bug"] = error[0] if error else done.stdout[-500:]
         row["input"] = crash[1] if crash else None
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row

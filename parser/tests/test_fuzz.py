@@ -5,9 +5,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import fuzz
+
 FUZZ = Path(__file__).parents[1] / "fuzz.py"
+
+
+def test_edits_of_a_log_change_fields_only(tmp_path):
+    target = fuzz.LogFields(lambda _: None)
+    target.prepare(tmp_path)
+    log = target.edited(b"")
+    assert log == (target.path / target.file).read_bytes()
+    one, other = target.place(2, 1), target.place(3, 0)
+    number = int.from_bytes(log[other], "little")
+    edits = np.array([(2, 1, 3, 0, 5), (3, 0, 0, 0, -1)], fuzz.EDIT).tobytes()
+    edited = bytearray(target.edited(edits + b"rest"))
+    assert edited[one] == (number + 5).to_bytes(one.stop - one.start, "little")
+    assert set(edited[other]) == {255}
+    edited[one], edited[other] = log[one], log[other]
+    assert edited == log
 
 
 @pytest.mark.skipif(
