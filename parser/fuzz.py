@@ -106,6 +106,10 @@ EDIT = np.dtype(
 """Sets a field of an event to what another one holds, and `more`; if `of` is 0, to that alone."""
 
 
+FIRST_EDITS = ((1, 8), (0, -1), (0, 1 << 40))
+"""`of` and `more` of the edits to start from."""
+
+
 class LogFields(Target):
     """The kernel's log, in which the `EDIT` that an input consists of change fields of events.
 
@@ -160,9 +164,6 @@ class LogFields(Target):
         """The bytes of a field."""
         events = self.fields[field % len(self.fields)]
         return events[event % len(events)]
-
-
-FIRST_EDITS = ((1, 8), (0, -1), (0, 1 << 40))
 
 
 def sealed_blocks(data: bytes) -> bytes:

@@ -289,7 +289,7 @@ class Replayer:
         last_ticks = 0
 
         def keep() -> None:
-            """Let `memory` have what is used now, as always after some of it was exchanged."""
+            """Let `memory` have what is used now: to be called when some of it was exchanged."""
             nonlocal room
             if not (
                 room
