@@ -504,13 +504,6 @@ class Known:
             return RememberedStores(self.foretold.stores(chunk, chunk + 1))
         return self.stored[chunk]
 
-    def extend(self, after: Known) -> None:
-        """Know what was found in the blocks after, too, but for their stores."""
-        self.damaged |= after.damaged
-        self.holds += after.holds
-        self.states[-1:] = after.states
-        self.stored += [None] * len(after.stored)
-
 
 @dataclass(frozen=True)
 class Lost:
@@ -557,7 +550,6 @@ class BusReader:
         self.chunk_blocks = CHUNK_BLOCKS
         self.since_ticks = 0  # the counter has not wrapped between then and the first block
         self.known: Known | None = None  # once all have been looked at
-        self.found = Known(0)  # when they were looked at for the first time
         self._salvage = salvage
         tail_may_be_cut = tail_may_be_cut or salvage
         self._stream = open_stream(path, salvage=salvage, tail_may_be_cut=tail_may_be_cut)
@@ -571,7 +563,6 @@ class BusReader:
                 _SALVAGE_HINT,
             )
         self._first = 0
-        self.before: tuple[int, ...] | None = None  # the state before `_first`, if it is known
         self._cut = bool(rest_bytes or self._stream.cut)
         self._to_the_end = True
 
@@ -590,26 +581,6 @@ class BusReader:
         other._to_the_end = end == self.blocks
         other.blocks = end - first
         return other
-
-    def halves(self, first: int, end: int, known: Known) -> list[BusReader]:
-        """Readers of two parts of the blocks ``first … end``, for two who look at them at once.
-
-        `known` is what was found before. The second part may begin with another state (`before`)
-        than the first ends with: then it must be looked at again. A single chunk is one part.
-        """
-        middle = (first + end) // 2 // self.chunk_blocks * self.chunk_blocks
-        if middle <= first:
-            middle = end
-        parts = [self.part(first, middle)]
-        parts[0].before = known.states[-1] if known.states else None
-        if middle < end:
-            parts.append(self.part(middle, end))
-            words = np.empty((1, wire.BLOCK_WORDS), np.uint64)
-            self.read(middle - 1, words)
-            state = np.array((-1, 0, self.since_ticks), np.int64)
-            self._decode(words, crcs(words), middle - 1, state, set(), refuse=False)
-            parts[1].before = tuple(state.tolist())
-        return parts
 
     def window(self, start_ticks: int, end_ticks: int) -> BusReader:
         """A reader of those blocks that may hold records of ``start_ticks … end_ticks``.
@@ -672,7 +643,7 @@ class BusReader:
         which those are undecoded that do not. Their `after` is the first access of those that
         follow in it.
         """
-        state = np.array(self.before or (-1, 0, self.since_ticks), np.int64)
+        state = np.array((-1, 0, self.since_ticks), np.int64)
         known, found = self.known, Known(self._first)
         number = self._first // self.chunk_blocks - 1
         for first, words, fetched in self._fetched():
@@ -703,7 +674,6 @@ class BusReader:
                     found.remember(-1, plain.found)
         if not known:
             found.states.append(tuple(state.tolist()))
-            self.found = found
             if self._first == 0:
                 self.known = found
         missing_blocks = int(state[_MISSING]) + self._cut

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -224,16 +224,15 @@ def _parse_into(
     threads: contextlib.ExitStack,
 ) -> dict[str, Any]:
     session.check_files()
-    kernel = cache(partial(kernel_log.read_kernel_log, session.kernel_path))
-    entry_stores = cache(lambda: EntryStores(session, kernel()))
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     if workers > 1 and isinstance(reader, BusReader) and not can_fork(reader.path):
         reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
     if isinstance(reader, BusReader) and session.complete and not salvage and not address:
         outline.use(reader, session.region)
-    found = survey(reader, session.region, progress, entry_stores, workers)
-    log = kernel()
+    log = kernel_log.read_kernel_log(session.kernel_path)
+    entry_stores = EntryStores(session, log)
+    found = survey(reader, session.region, progress, entry_stores)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
         if session.complete and not there:
             if not salvage:
@@ -247,7 +246,7 @@ def _parse_into(
     pairs = clock.Pairs(
         found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
     )
-    fitted = _fit(session, pairs, entry_stores().pairs(_fit(session, pairs)))
+    fitted = _fit(session, pairs, entry_stores.pairs(_fit(session, pairs)))
     lost_from = gaps.first_lost_event(log, found.stores, placement)
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)

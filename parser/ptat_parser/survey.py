@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,7 +15,6 @@ from ptat_parser import wire
 from ptat_parser.anchors import EntryStores
 from ptat_parser.blocks import (
     END_OF_TIME,
-    OTHERS,
     BusReader,
     Known,
     Lost,
@@ -26,7 +23,6 @@ from ptat_parser.blocks import (
     chunks_of,
 )
 from ptat_parser.errors import ParseError
-from ptat_parser.forked import Forked, can_fork
 from ptat_parser.markers import MarkerStores
 from ptat_parser.merge import Reader
 from ptat_parser.session import Region
@@ -36,12 +32,6 @@ Progress = Callable[[str, int, int], None]
 
 
 SPANS_MAX = 1 << 16
-
-HALVES_BLOCKS = 1 << 13
-"""A stream of fewer blocks is read before a process is forked."""
-
-BLOCKS_BY_TWO = 1 << 17
-"""So many are read by two at a time: what is seen in half of them is held."""
 
 
 def no_progress(step: str, done: int, total: int) -> None:
@@ -108,14 +98,12 @@ def survey(
     reader: Reader,
     region: Region,
     progress: Progress = no_progress,
-    entry_stores: Callable[[], EntryStores | None] = lambda: None,
-    workers: int = 1,
+    entry_stores: EntryStores | None = None,
 ) -> Survey:
     """Read the whole stream once, or only its outline, if that is known.
 
-    What `entry_stores` gives is shown the stores. With several `workers`, two
-    other processes read it, and have begun when `entry_stores` is called. Raises `ParseError` for
-    a damaged stream and for one that is of another region.
+    `entry_stores` is shown the stores. Raises `ParseError` for a damaged stream and for one that
+    is of another region.
     """
     base = np.uint64(region.base)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
@@ -124,40 +112,30 @@ def survey(
     after_loss: list[npt.NDArray[np.bool_]] = []
     inside = False
     loss_pending = False
-    with contextlib.ExitStack() as stack:
-        chunks: Iterable[Inside]
-        if isinstance(reader, BusReader) and reader.known and reader.known.foretold:
-            chunks = _foretold(reader.known)
-        elif (
-            workers > 1
-            and isinstance(reader, BusReader)
-            and reader.blocks >= HALVES_BLOCKS
-            and can_fork(reader.path)
-        ):
-            chunks = stack.enter_context(_SeenByTwo(reader, region))
-        else:
-            chunks = _seen(reader, region)
-        shown = entry_stores()
-        for chunk, is_inside in chunks:
-            inside |= is_inside
-            rows, ticks, address = chunk.stores
-            if rows.size or chunk.lost:
-                is_marker = np.flatnonzero(address - base < marker_bytes)
-                if shown:
-                    shown.note(ticks, address)
-                rows = rows[is_marker]
-                stores.append((rows + found.accesses, ticks[is_marker], address[is_marker]))
-                lost_before = np.zeros(rows.size + 1, np.bool_)
-                lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
-                lost_before[0] |= loss_pending
-                loss_pending = bool(lost_before[-1])
-                after_loss.append(lost_before[:-1])
-            for first in chunk.firsts:
-                at = first and FirstAccess(found.accesses + first[0], *first[1:])
-                found.chunks.append(at)
-            _count(chunk, found)
-            done_blocks = min(len(found.chunks) * reader.chunk_blocks, reader.blocks)
-            progress("reading", done_blocks, reader.blocks)
+    if isinstance(reader, BusReader) and reader.known and reader.known.foretold:
+        chunks = _foretold(reader.known)
+    else:
+        chunks = _seen(reader, region)
+    for chunk, is_inside in chunks:
+        inside |= is_inside
+        rows, ticks, address = chunk.stores
+        if rows.size or chunk.lost:
+            is_marker = np.flatnonzero(address - base < marker_bytes)
+            if entry_stores:
+                entry_stores.note(ticks, address)
+            rows = rows[is_marker]
+            stores.append((rows + found.accesses, ticks[is_marker], address[is_marker]))
+            lost_before = np.zeros(rows.size + 1, np.bool_)
+            lost_before[np.searchsorted(rows, [lost.position for lost in chunk.lost])] = True
+            lost_before[0] |= loss_pending
+            loss_pending = bool(lost_before[-1])
+            after_loss.append(lost_before[:-1])
+        for first in chunk.firsts:
+            at = first and FirstAccess(found.accesses + first[0], *first[1:])
+            found.chunks.append(at)
+        _count(chunk, found)
+        done_blocks = min(len(found.chunks) * reader.chunk_blocks, reader.blocks)
+        progress("reading", done_blocks, reader.blocks)
     if not found.started:
         found.losses.add_span(0, found.first_ticks)
     if not found.stopped:
@@ -190,63 +168,6 @@ def _foretold(known: Known) -> Iterator[Inside]:
     assert known.foretold
     for seen in known.foretold.seen():
         yield seen, True
-
-
-class _SeenByTwo:
-    """The same, but that two other processes read, half of so many blocks each.
-
-    They begin at once, and go on while what they have seen is made use of. A context manager, at
-    whose end they are no more.
-    """
-
-    def __init__(self, reader: BusReader, region: Region) -> None:
-        self._reader, self._region = reader, region
-        self._known = Known(0)
-        self._end = 0
-        self._begin()
-
-    def __enter__(self) -> _SeenByTwo:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._running.close()
-
-    def _begin(self) -> None:
-        start, self._end = self._end, min(self._end + BLOCKS_BY_TWO, self._reader.blocks)
-        self._parts = self._reader.halves(start, self._end, self._known)
-        self._others: list[Forked[tuple[list[Inside], Known]]] = []
-        with contextlib.ExitStack() as running:
-            for part in self._parts:
-                forked = Forked(partial(_all_seen, part, self._region), self._others)
-                self._others.append(running.enter_context(forked))
-            self._running = running.pop_all()
-
-    def __iter__(self) -> Iterator[Inside]:
-        while self._parts:
-            seen: list[Inside] = []
-            at = len(self._known.holds)
-            with self._running:
-                for part, other in zip(self._parts, self._others, strict=True):
-                    if self._known.states and part.before != self._known.states[-1]:
-                        part.before = self._known.states[-1]
-                        chunks, found = _all_seen(part, self._region)
-                    else:
-                        chunks, found = other.result()
-                    self._known.extend(found)
-                    seen += chunks
-            self._parts = []
-            if self._end < self._reader.blocks:
-                self._begin()
-            for chunk, inside in seen:
-                if at < len(self._known.holds) and self._known.holds[at] != OTHERS:
-                    self._known.remember(at, chunk.stores)
-                at += 1
-                yield chunk, inside
-        self._reader.known = self._known
-
-
-def _all_seen(reader: BusReader, region: Region) -> tuple[list[Inside], Known]:
-    return list(_seen(reader, region)), reader.found
 
 
 def _count(chunk: Seen, found: Survey) -> None:

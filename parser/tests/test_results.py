@@ -19,7 +19,7 @@ from conftest import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_parser import blocks, load, parse, results, spans, survey, validate, wire
+from ptat_parser import blocks, load, parse, results, spans, validate, wire
 from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
 from ptat_parser.parquet import Writer
 
@@ -152,7 +152,6 @@ def test_load_notices_a_newer_recording(session):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_progress_reaches_the_end(session, monkeypatch, workers):
     monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 1)
-    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2)
     monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
     seen = []
     path = session(steps=3000)

@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,7 +19,6 @@ import pytest
 import synthetic
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_blocks import encode
 from test_time import within
 
 from capture_model import Model
@@ -822,20 +820,17 @@ def test_an_error_of_a_worker_is_told(tmp_path, monkeypatch):
     assert not list(path.glob("results*"))
 
 
-@pytest.mark.parametrize("reading", [False, True])
-def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
-    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2 if reading else 1 << 40)
+def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch):
     path = busy(tmp_path / "s", phases=2)
     parent = os.getpid()
-    kept = replay.Replayer.run, survey._all_seen
+    run = replay.Replayer.run
 
     def killed(*arguments):
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        return kept[reading](*arguments)
+        return run(*arguments)
 
     monkeypatch.setattr(replay.Replayer, "run", killed)
-    monkeypatch.setattr(survey, "_all_seen", killed)
     with pytest.raises(PtatError, match="exit code -9") as error:
         parse(path, workers=2)
     assert "--workers" in error.value.hint
@@ -880,69 +875,3 @@ def test_who_is_interrupted_ends_the_others(tmp_path, monkeypatch):
     with pytest.raises(ProcessLookupError):
         os.kill(there.recv(), 0)
     assert not list(path.glob("results*"))
-
-
-# Two read -----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=20)
-@given(
-    seed=st.integers(0, 1 << 32),
-    lossy=st.booleans(),
-    at_once=st.sampled_from([3, 1 << 17]),
-    chunk_blocks=st.sampled_from([1, 3]),
-    damaged=st.sets(st.integers(0, 40), max_size=3),
-    in_archive=st.booleans(),
-    remembered=st.sampled_from([100, 1 << 22]),
-)
-def test_two_see_what_one_sees(
-    tmp_path_factory, seed, lossy, at_once, chunk_blocks, damaged, in_archive, remembered
-):
-    """The same results, also where blocks are left out, and the same error where they are not."""
-    path = busy(tmp_path_factory.mktemp("two") / "s", seed, lossy=lossy, phases=4)
-    file = path / "bus.0.raw"
-    data = bytearray(file.read_bytes())
-    for block in damaged:
-        data[min(block * wire.BLOCK_BYTES, len(data) - wire.BLOCK_BYTES) + 500] ^= 1
-    file.write_bytes(data)
-    if in_archive:
-        archive.pack(file, path / "bus.0.ptb")
-        (path / "bus.0.ptb").rename(file)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
-        patch.setattr(survey, "HALVES_BLOCKS", 2)
-        patch.setattr(blocks, "STORES_REMEMBERED", remembered)
-        patch.setattr(survey, "BLOCKS_BY_TWO", at_once)
-        found = []
-        for workers in (1, 2):
-            try:
-                parse(path, workers=workers)
-                found.append(digests(path))
-            except PtatError as error:
-                found.append(str(error))
-            try:
-                parse(path, workers=workers, salvage=True)
-                found.append(digests(path))
-            except PtatError as error:
-                found.append(str(error))
-    assert found[:2] == found[2:]
-
-
-def test_two_see_a_counter_that_wraps(tmp_path, monkeypatch):
-    """Who reads the second half cannot know, and it is read again."""
-    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2)
-    records = [("access", 1 << 22, 8 * i, i % 7 == 0) for i in range(8000)]
-    data, _ = encode(records, ticks=blocks.COUNTER_TICKS - (2000 << 22))
-    (tmp_path / "bus").write_bytes(data)
-    reader = blocks.BusReader(tmp_path / "bus")
-    first, second = reader.halves(0, reader.blocks, blocks.Known(0))
-    list(first)
-    assert first.found.states[-1] != second.before
-    region = SimpleNamespace(base=0, size_bytes=1 << 20)
-    seen = []
-    for way in (survey._SeenByTwo, survey._seen):
-        found = way(reader, region)
-        seen.append([(c.firsts, c.last_ticks, c.stores[1].tolist()) for c, _ in found])
-        reader.known = None
-    assert seen[0] == seen[1]
-    assert seen[0][-1][1] > blocks.COUNTER_TICKS
