@@ -92,6 +92,7 @@ lint: packages .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports
 	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh docs/notebooks/*.sh .ci/run .ci/kernel
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
 	kernel-patch/checkpatch.sh
@@ -174,7 +175,7 @@ check-hugepages: setup
 	@$(PYTHON) -m ptat_testbed.check_hugepages
 
 bench: setup .venv/gateware-ready
-	$(PYTHON) parser/bench_pages.py
+	$(PYTHON) studies/bench_pages.py
 	$(PYTHON) -m ptat_testbed.bench
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
 	$(PYTHON) -m ptat_testbed.bench_boards

@@ -61,12 +61,18 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import archive, blocks, kernel_log, outline, parse, quick, storage, wire
-from ptat_parser.blocks import BusReader
-from ptat_parser.jit import Integer, jit
-from ptat_parser.parquet import Column, Writer
-from ptat_parser.rpt import NO_PARENT, NO_SLOT, WRITTEN
-from ptat_parser.session import Session
+from ptat_parser import parse, wire
+from ptat_parser.capture import block_index, decode
+from ptat_parser.capture import reader as capture_reader
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.compiled.jit import Integer, jit
+from ptat_parser.formats import archive, storage
+from ptat_parser.formats.parquet import Column, Writer
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.kernel import tracepoints
+from ptat_parser.replay import fast_path, page_counts
+from ptat_parser.replay.page_tables import NO_PARENT, NO_SLOT, WRITTEN
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -107,7 +113,7 @@ def streaming(path: Path) -> int:
 
 def streaming_aligned(path: Path) -> int:
     """The same, as quickly as this machine can."""
-    return _stream(path, blocks.room_for(STREAM_BYTES // wire.BLOCK_BYTES).ravel())
+    return _stream(path, capture_reader.room_for(STREAM_BYTES // wire.BLOCK_BYTES).ravel())
 
 
 def _stream(path: Path, buffer: U64) -> int:
@@ -125,8 +131,8 @@ def _stream(path: Path, buffer: U64) -> int:
 def _count(words: U64, base: Integer, first_slots: npt.NDArray[np.uint32], counts: U32) -> None:
     last = np.uint64(first_slots.size * 512 - 1)
     for block in words:
-        for word in block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK]:
-            place = min((word & blocks.ACCESS_ADDRESS_MASK) - base, last)
+        for word in block[decode.WORD_FIRST_RECORD : decode.WORD_CHECK]:
+            place = min((word & decode.ACCESS_ADDRESS_MASK) - base, last)
             slot = np.uint64(first_slots[place >> np.uint64(9)]) + (place & np.uint64(511))
             counts[slot] += np.uint32(1)
 
@@ -136,7 +142,7 @@ def bound(path: Path) -> int:
     region = Session(path).region
     first_slots = np.arange(0, region.size_bytes // 8, 512, dtype=np.uint32)
     counts = np.zeros(region.size_bytes // 8, np.uint32)
-    buffer = blocks.room_for(READ_BLOCKS)
+    buffer = capture_reader.room_for(READ_BLOCKS)
     with (path / "bus.0.raw").open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             _count(buffer[: size // 8192], np.uint64(region.base // 8), first_slots, counts)
@@ -163,26 +169,26 @@ def _count_exactly(
     numbers: U32,
 ) -> tuple[Integer, Integer]:
     size, in_line = np.uint64(quick_slot.size * 512 - 512), np.uint64(511)
-    slots = np.zeros(wire.BLOCK_RECORDS_MAX + quick.AHEAD, np.uint32)
+    slots = np.zeros(wire.BLOCK_RECORDS_MAX + page_counts.AHEAD, np.uint32)
     no_time, no_pages = np.empty(0, np.uint64), np.empty(0, np.uint32)
     found: Integer = 0
     for block in words:
-        records, now = block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK], block[blocks.WORD_TIME]
-        quick.find_slots(records, 0, records.size, base, size, in_line, quick_slot, slots)
+        records, now = block[decode.WORD_FIRST_RECORD : decode.WORD_CHECK], block[decode.WORD_TIME]
+        fast_path.find_slots(records, 0, records.size, base, size, in_line, quick_slot, slots)
         i: Integer = 0
         while i < records.size:
-            if not quick.may_count(slots[i]):  # a write
-                now += blocks.delta_of(records[i])
+            if not fast_path.may_count(slots[i]):  # a write
+                now += decode.delta_of(records[i])
                 i += 1
                 continue
             began, before = i, now
-            i, now, rows = quick.count_reads(
+            i, now, rows = fast_path.count_reads(
                 records, no_time, slots, began, records.size, now, 1, tally, epoch, no_pages,
                 False, parents, state, nothing, nothing, range_of_frame, watched, row_of, pages,
                 rows,
             )  # fmt: skip
             if keep:
-                quick.put_reads(
+                fast_path.put_reads(
                     records, no_time, slots, began, i, before, 1, no_pages, range_of_frame,
                     times, numbers, found,
                 )  # fmt: skip
@@ -200,8 +206,8 @@ def _bound_exactly(path: Path, keep: bool) -> int:
     nothing = np.zeros(0, np.uint8)
     parents, watched = np.full(slots // 512 + 1, NO_PARENT), np.zeros(0, np.int32)
     row_of = np.zeros(slots, np.uint32)
-    pages = np.zeros((slots + 1, quick.PAGE_COLUMNS), np.int64)
-    words = blocks.room_for(READ_BLOCKS)
+    pages = np.zeros((slots + 1, page_counts.PAGE_COLUMNS), np.int64)
+    words = capture_reader.room_for(READ_BLOCKS)
     room = READ_BLOCKS * wire.BLOCK_RECORDS_MAX
     times, numbers = np.empty(room, np.uint64), np.empty(room, np.uint32)
     reads = rows = 0
@@ -244,7 +250,7 @@ def bound_parquet(path: Path) -> int:
 
 
 def _accesses(path: Path) -> int:
-    chunks = outline.Outline(outline.path_of(path / "bus.0.raw")).chunks
+    chunks = block_index.Outline(block_index.path_of(path / "bus.0.raw")).chunks
     return int(chunks["accesses"].sum(dtype=np.int64))
 
 
@@ -260,13 +266,13 @@ def archived(path: Path) -> int:
 
 def outlined(path: Path) -> int:
     """Write the capture's outline; return the number of accesses."""
-    outline.write(path / "bus.0.raw")
+    block_index.write(path / "bus.0.raw")
     return _accesses(path)
 
 
 def without_outline(path: Path) -> int:
     """Like `counts_only`, of a capture without one."""
-    there = outline.path_of(path / "bus.0.raw")
+    there = block_index.path_of(path / "bus.0.raw")
     hidden = there.with_suffix(".hidden")
     there.rename(hidden)
     try:
@@ -345,7 +351,7 @@ def reads_and_tables(path: Path) -> tuple[dict[str, U64], dict[str, U64]]:
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     position = np.concatenate(markers)
     links = log[: position.size]  # markers are in the order of the events
-    is_link = links["kind"] == kernel_log.TABLE_LINK
+    is_link = links["kind"] == tracepoints.TABLE_LINK
     links, position = links[is_link], position[is_link]
     tables = {
         "time": position,
@@ -662,7 +668,7 @@ def main() -> None:
             ).write(path)
         small = Model(100_000, seed=arguments.seed).write(Path(directory) / "small")
         for session in (path, small):
-            outline.write(session / "bus.0.raw")
+            block_index.write(session / "bus.0.raw")
         read_anew(path / "bus.0.raw")
         print(json.dumps(run(path, small, () if recorded else JOINS, arguments.rounds)))
 

@@ -22,9 +22,9 @@ from ptat_host import cli, console, report, script
 from ptat_host.cli import main
 from ptat_host.commands.misses import EXPORT_FORMATS
 from ptat_parser import Misses, Results, Trace, Validation
-from ptat_parser.export import FORMATS
-from ptat_parser.session import Session
-from ptat_parser.validation import Compared
+from ptat_parser.checks.validation import Compared
+from ptat_parser.formats.session import Session
+from ptat_parser.results.export import FORMATS
 
 
 @pytest.fixture

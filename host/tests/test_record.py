@@ -20,8 +20,9 @@ import pytest
 from ptat_host import boards, doctor, record
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.cli import main
-from ptat_parser import archive, outline
-from ptat_parser.blocks import BlockWriter
+from ptat_parser.capture import block_index
+from ptat_parser.capture.writer import BlockWriter
+from ptat_parser.formats import archive
 
 METADATA = {
     "board": {"granularity_bytes": 64, "walk_reads": "psc", "channels": []},
@@ -372,7 +373,7 @@ def valid(request: RecordRequest) -> RecordResult:
 
 def told() -> list[int]:
     """Accesses and stores that the outline tells of."""
-    seen = list(outline.Outline(Path("out/bus.0.outline")).seen())
+    seen = list(block_index.Outline(Path("out/bus.0.outline")).seen())
     return [sum(each.accesses for each in seen), sum(each.stores[0].size for each in seen)]
 
 
@@ -407,7 +408,7 @@ def test_that_there_is_no_outline_is_told(monkeypatch, capsys, error):
         raise error
 
     behave(monkeypatch, valid)
-    monkeypatch.setattr(outline, "_table", fail)
+    monkeypatch.setattr(block_index, "_table", fail)
     assert main(["record", "-o", "out", "--", "true"]) == 0
     assert "bus.0.raw has no outline: " in capsys.readouterr().err
     assert channel_file() == "bus.0.ptb"

@@ -33,7 +33,8 @@ import numpy.typing as npt
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from ptat_parser.kernel_log import ENTRY_SET, read_kernel_log
+from ptat_parser.kernel.log import read_kernel_log
+from ptat_parser.kernel.tracepoints import ENTRY_SET
 from ptat_testbed import build, kernel_exercise
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]

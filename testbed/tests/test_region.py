@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptat_parser.check_capture import merged
-from ptat_parser.session import Session
+from ptat_parser.checks.capture import merged
+from ptat_parser.formats.session import Session
 
 pytestmark = pytest.mark.guest
 
