@@ -89,7 +89,7 @@ def described(directory: Path | str = "out") -> dict:
 
 def test_session_says_what_was_recorded(tmp_path, capfd):
     command = ["gups", "--bytes", "64M"]
-    assert main(["record", "-o", "out", "--children", "--memory", "1G", "--", *command]) == 0
+    assert main(["record", "-o", "out", "--memory", "1G", "--", *command]) == 0
     session = described()
     assert session["format"] == "ptat-session" and session["version"] == 1
     assert session["complete"] is True and session["incomplete_reason"] is None
@@ -123,6 +123,7 @@ def test_session_is_marked_incomplete_while_recording(monkeypatch):
 
 def test_board_gets_what_was_asked():
     arguments = ["--granularity", "8", "--levels", "pte", "--region", "32M", "--entries"]
+    arguments += ["--no-children"]
     assert main(["record", "-o", "out", *arguments, "--no-faults", "ls", "--all", "--", "x"]) == 0
     (request,) = FakeBoard.requests
     assert request.argv == ["ls", "--all", "--", "x"]

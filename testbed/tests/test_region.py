@@ -81,7 +81,7 @@ def test_nothing_is_read_back_unasked(tmp_path: Path):
 
 def test_a_region_that_goes_away_is_told(tmp_path: Path):
     session = tmp_path / "s"
-    run = ptat("record", "--children", "-o", str(session), "--", "sh", "-c", DETACH)
+    run = ptat("record", "-o", str(session), "--", "sh", "-c", DETACH)
     assert run.returncode == 2, run.stderr
     assert Session(session).command.exit_status == 0  # the command went on
     verdict = json.loads(ptat("validate", str(session), "--json").stdout)
