@@ -7,7 +7,7 @@ PYTHON := .venv/bin/python
 .PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
-	calibrate bench-boards study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
+	calibrate bench-boards first-report study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
 	@echo 'make demo             record gups and python3 in the testbed, report, validate'
@@ -39,6 +39,7 @@ help:
 	@echo 'make bench            cost of the plugin, speed of simulations'
 	@echo 'make bench-boards     what of a link reaches the disk, against a plain receiver in C'
 	@echo 'make bench-parser     speed of the parser with a billion records, or RECORDS=N'
+	@echo 'make first-report     CPU time of the first report, with nothing compiled'
 	@echo 'make fresh            make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
@@ -108,6 +109,7 @@ test-suite: docs man
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(MAKE) first-report
 	$(MAKE) test-exact
 	$(MAKE) test-studies
 
@@ -205,6 +207,10 @@ studies-small: setup packages-studies
 # Of a billion, if memory and disk have room, or so many.
 bench-parser: .venv/ready
 	$(PYTHON) parser/bench.py $(if $(RECORDS),--records $(RECORDS))
+
+# With an empty cache of compiled code: what a new user waits for.
+first-report: .venv/ready
+	@$(PYTHON) parser/first_report.py
 
 faults: .venv/ready
 	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))

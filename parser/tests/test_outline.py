@@ -49,7 +49,7 @@ def looked(monkeypatch) -> list[int]:
         return of_blocks(words)
 
     of_blocks = decode.crcs
-    monkeypatch.setattr(decode, "crcs", crcs)
+    monkeypatch.setattr(capture_reader, "crcs", crcs)
     return counts
 
 

@@ -23,8 +23,10 @@ from ptat_parser.replay.page_tables import (
     UNTRACED,
     WITH_LEAVES,
     WRITTEN,
+    Rpt,
     first_quick,
 )
+from ptat_parser.replay.state import CURSORS, EMPTY_ROOM, ROOM, Config
 
 BASE, PAGES = 0x1000, 2
 """Of the region, in units of 8 bytes and of tables."""
@@ -39,35 +41,41 @@ def count(
     not to be told from their words.
     """
     words = np.array(words, np.uint64)
-    quick_slot = np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32)
-    slots = np.zeros(words.size + page_counts.AHEAD, np.uint32)
-    base, size = np.uint64(BASE), np.uint64(PAGES * ENTRIES)
-    in_line = np.uint64(ENTRIES - line)
-    assert not fast_path.find_slots(words, 0, words.size, base, size, in_line, quick_slot, slots)
-    counted_page = np.zeros(2 * ENTRIES // line if line > 1 else 0, np.uint32)
-    range_of_frame = np.array([-1, 0], np.int32)
-    row_of = np.zeros(ENTRIES * line, np.uint32)
-    pages = np.zeros((8, page_counts.PAGE_COLUMNS), np.int64)
+    rpt = Rpt(BASE * 8, PAGES * 4096, line)
     states, pendings, mapped = np.zeros((3, 2 * ENTRIES), np.uint8)
     states[ENTRIES:], pendings[ENTRIES:] = state, pending
-    parents = np.array([NO_PARENT, parent])
-    rows = 0
-    for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
-        rows = page_counts.note_read(number, epoch, row_of, pages, rows)
-    before, epoch_ticks = np.uint64(0 if times else epoch), np.uint64(epoch)
+    rpt.epoch_ticks = epoch
+    rpt.tables = rpt.tables._replace(
+        quick_slot=np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32),
+        range_of_frame=np.array([-1, 0], np.int32),
+        parent=np.array([NO_PARENT, parent]),
+        watched=np.array([watched], np.int32),
+        row_of=np.zeros(ENTRIES * line, np.uint32),
+        pending=pendings,
+        mapped=mapped,
+        state=states,
+        tally=tally,
+        counted_page=np.zeros(2 * ENTRIES // line if line > 1 else 0, np.uint32),
+    )
+    room = EMPTY_ROOM._replace(
+        t=rpt.tables,
+        pages=np.zeros((8, page_counts.PAGE_COLUMNS), np.int64),
+        cursors=np.zeros(1, CURSORS),
+        config=Config(base=np.uint64(BASE * 8), size=np.uint64(PAGES * 4096), line=line),
+        slots=np.zeros(words.size + fast_path.AHEAD, np.uint32),
+    )
+    room.cursors["epoch"] = epoch
+    memory = ROOM.memory()
+    ROOM.put(memory, room)
+    assert not fast_path.find_slots(words, 0, words.size, memory)
+    for number in np.flatnonzero(tally[ENTRIES:]).tolist():  # they were read before
+        page_counts.note_read(number, np.uint64(epoch), memory)
+    before = np.uint64(0 if times else epoch)
     times = np.array(times, np.uint64)
-    end, now, rows = fast_path.count_reads(
-        words, times, slots, 0, words.size, before, line, tally, epoch_ticks, counted_page, False,
-        parents, states, pendings, mapped, range_of_frame, np.array([watched], np.int32), row_of,
-        pages, rows,
-    )  # fmt: skip
-    page_counts.collect(
-        2 * ENTRIES, tally, epoch, counted_page, parents, states, range_of_frame, row_of, line,
-        pages,
-    )  # fmt: skip
-    columns = np.empty((page_counts.PAGE_COLUMNS, rows), np.int64)
-    page_counts.in_order(row_of, pages, columns)
-    return end, now, columns
+    end, now = fast_path.count_reads(words, times, 0, words.size, before, memory)
+    if counts := rpt.take_counts(0, 2 * ENTRIES):
+        page_counts.add_counts(room.pages, counts)
+    return end, now, page_counts.in_order(rpt.tables.row_of, room.pages)
 
 
 def read(entry, delta=1):
@@ -75,15 +83,17 @@ def read(entry, delta=1):
 
 
 def test_whether_pmd_entries_are_among_the_slots():
-    quick_slot = np.array([ENTRIES | OF_PMDS, 2 * ENTRIES, NO_SLOT], np.uint32)
     slots = np.zeros(2, np.uint32)
+    rpt = Rpt(BASE * 8, PAGES * 4096)
+    quick_slot = np.array([ENTRIES | OF_PMDS, 2 * ENTRIES, NO_SLOT], np.uint32)
+    config = Config(base=np.uint64(BASE * 8), size=np.uint64(PAGES * 4096))
+    memory = ROOM.memory()
+    tables = rpt.tables._replace(quick_slot=quick_slot)
+    ROOM.put(memory, EMPTY_ROOM._replace(t=tables, config=config, slots=slots))
 
     def found(*entries):
         words = np.array([BASE + entry for entry in entries], np.uint64)
-        base, size = np.uint64(BASE), np.uint64(PAGES * ENTRIES)
-        return fast_path.find_slots(
-            words, 0, 2, base, size, np.uint64(ENTRIES - 1), quick_slot, slots
-        )
+        return fast_path.find_slots(words, 0, 2, memory)
 
     assert found(3, ENTRIES + 5)
     assert slots.tolist() == [ENTRIES + 3, 2 * ENTRIES + 5]
@@ -238,9 +248,5 @@ def test_pages_of_two_are_merged(one, other, seed):
                 known[page_counts.P_FIRST], column[page_counts.P_FIRST]
             )
             known[page_counts.P_LAST] = max(known[page_counts.P_LAST], column[page_counts.P_LAST])
-    assert page_counts.count_of_both(*both) == len(expected)
     rows = [expected[page] for page in sorted(expected)]
-    merged = np.empty((page_counts.PAGE_COLUMNS, len(expected)), np.int64)
-    for into in [merged, both[0]] if one >= other else [merged]:
-        page_counts.merge(*both, into)
-        assert into.T.tolist() == rows
+    assert page_counts.merge(*both).T.tolist() == rows

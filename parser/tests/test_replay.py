@@ -40,9 +40,8 @@ def ready(path, chunk_blocks: int = 64, faults: bool = True, entries: bool = Fal
         session.channel.tick_hz,
         session.kernel.tsc_hz,
     )
-    made = replayer.Replayer(
-        session, log, placement, fitted, found.chunks, faults=faults, entries=entries
-    )
+    order = replayer.Order(log, placement, fitted, found.chunks)
+    made = replayer.Replayer(session, order, faults=faults, entries=entries)
     return made, found.accesses, session, log, reader, placement, fitted
 
 
@@ -54,7 +53,7 @@ def replay(path, chunk_blocks: int = 64):
         *(np.empty(accesses, dtype) for dtype in (np.uint64, np.uint32, np.uint8))
     )
     done = replayer.run(reader, replay_state.Segment(0, 0, reader.blocks), columns)
-    reads = int(done.counters[replay_state.N_OUTPUT])
+    reads = int(done.tally["reads"][0])
     records = list(zip(*(column[:reads].tolist() for column in columns), strict=True))
     mms = [mm.id for mm in replayer.rpt.mms]
     rows = []
@@ -168,14 +167,13 @@ def test_compiled_replay_equals_the_reference(
     *given_to_it, done, rows = replay(path, chunk_blocks)
     reference = reference_of(*given_to_it)
     assert rows == [(r.ticks, r.kind, r.mm, r.va, r.size) for r in reference.records]
-    assert int(done.counters[replay_state.UNEXPLAINED]) == len(reference.unexplained)
-    assert int(done.counters[replay_state.READBACKS]) == reference.readbacks
-    names = (replay_state.WALKS_WHOLE, replay_state.WALKS_BROKEN, replay_state.AMBIGUOUS)
-    walks = tuple(done.counters[list(names)].tolist())
+    assert int(done.tally["unexplained"][0]) == len(reference.unexplained)
+    assert int(done.tally["readbacks"][0]) == reference.readbacks
+    walks = done.tally[["walks_whole", "walks_broken", "ambiguous"]][0].tolist()
     assert walks == (reference.whole, reference.broken, reference.ambiguous)
     _, log, *_ = given_to_it
     if granularity > 8 and np.any(log.tables["kind"] == tracepoints.LEAF_SET):
-        assert int(done.counters[replay_state.WALK_STEP]) == reference.step_16
+        assert int(done.delays["walk_step"][0]) == reference.step_16
 
 
 @settings(max_examples=25)
@@ -201,9 +199,9 @@ def test_misses_are_those_that_the_machine_had(
         (t, mm, va // (size * entries) * size * entries, size)
         for t, mm, va, size in machine.expected
     ]
-    assert done.counters[replay_state.UNEXPLAINED] == 0
-    assert done.counters[replay_state.FAULTS_UNMATCHED] == 0
-    assert done.counters[replay_state.READBACKS] == machine.readbacks
+    assert done.tally["unexplained"][0] == 0
+    assert done.tally["faults_unmatched"][0] == 0
+    assert done.tally["readbacks"][0] == machine.readbacks
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -213,12 +211,9 @@ def test_a_full_region_costs_only_what_it_could_not_hold(tmp_path, seed):
     assert [(t, mm, va) for t, kind, mm, va, _ in rows if kind == replay_state.MISS] == [
         (t, mm, va) for t, mm, va, _ in machine.expected
     ]
-    assert done.counters[replay_state.FAULTS_UNMATCHED] == 0
+    assert done.tally["faults_unmatched"][0] == 0
     faulted = sum(kind == replay_state.FAULT for _, kind, *_ in rows)
-    assert (
-        faulted
-        == done.counters[replay_state.FAULTS_EMPTY] + done.counters[replay_state.FAULTS_MATCHED]
-    )
+    assert faulted == done.tally["faults_empty"][0] + done.tally["faults_matched"][0]
 
 
 def kinds_and_pages(path):
@@ -583,8 +578,8 @@ def test_a_walk_that_pauses_has_a_long_step(tmp_path):
         machine.access_bus(machine.slot(table, 0), False, range(50, 51))
         *given_to_it, done, _ = replay(machine.write(tmp_path / f"{pause}"))
         reference = reference_of(*given_to_it)
-        assert int(done.counters[replay_state.WALKS_WHOLE]) == reference.whole
-        assert int(done.counters[replay_state.WALK_STEP]) == reference.step_16
+        assert int(done.tally["walks_whole"][0]) == reference.whole
+        assert int(done.delays["walk_step"][0]) == reference.step_16
         found.append(reference.step_16)
     assert found[1] > found[0] + 16
 
@@ -603,8 +598,8 @@ def test_a_walk_of_two_groups_of_accesses(tmp_path, granularity):
             machine.access_bus(table, False)
     *given_to_it, done, _ = replay(machine.write(tmp_path / "s"))
     reference = reference_of(*given_to_it)
-    assert int(done.counters[replay_state.WALKS_WHOLE]) == reference.whole == replay_state.GROUP
-    assert int(done.counters[replay_state.WALKS_BROKEN]) == reference.broken
+    assert int(done.tally["walks_whole"][0]) == reference.whole == replay_state.GROUP
+    assert int(done.tally["walks_broken"][0]) == reference.broken
 
 
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):

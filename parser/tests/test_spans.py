@@ -557,7 +557,7 @@ def test_captures_are_mapped_or_read(tmp_path, monkeypatch, chunk_blocks, outlin
 def test_a_capture_that_becomes_shorter_as_it_is_mapped_is_told(tmp_path, monkeypatch):
     path = Model(100_000, pages=3000).write(tmp_path / "s")
     monkeypatch.setattr(Shortening, "path", path / "bus.0.raw", raising=False)
-    monkeypatch.setattr("ptat_parser.blocks.mmap.mmap", Shortening)
+    monkeypatch.setattr("ptat_parser.capture.chunks.mmap.mmap", Shortening)
     with pytest.raises(ParseError, match=r"bus.0.raw: became shorter"):
         parse(path)
 

@@ -60,7 +60,7 @@ def test_offset_and_drift(tmp_path, offset_s, ppm):
     machine = disturb(busy_machine(1), offset_s, ppm)
     *_, fitted, done, rows = replay(machine.write(tmp_path / "s"))
     assert misses(rows) == machine.expected
-    assert done.counters[replay_state.FAULTS_UNMATCHED] == 0
+    assert done.tally["faults_unmatched"][0] == 0
     assert fitted.drift_ppm == pytest.approx(ppm, abs=0.5)
     assert fitted.origin_cycles / TSC_HZ == pytest.approx(
         synthetic.TSC_START / TSC_HZ + offset_s, abs=0.1
@@ -104,7 +104,7 @@ def test_events_logged_late(tmp_path, seed):
     disturb(machine, late_share=0.3)
     *_, done, rows = replay(machine.write(tmp_path / "s"))
     assert [row[1:] for row in misses(rows)] == [row[1:] for row in machine.expected]
-    assert done.counters[replay_state.UNEXPLAINED] == 0
+    assert done.tally["unexplained"][0] == 0
 
 
 # Whole sessions ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ one compiled loop for blocks that hold nothing else (`look`), and one for any bl
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -353,26 +353,44 @@ def writes_of(words: U64) -> Stores:
     return position, time, address
 
 
+class Decoded(NamedTuple):
+    """What `decode_blocks` fills.
+
+    Which blocks are `good`; of these `time` (ticks), `address` (bytes) and `write` of the accesses,
+    and `others`: rows for `chunks.lost_and_marks`.
+    """
+
+    good: npt.NDArray[np.bool_]
+    time: U64
+    address: U64
+    write: npt.NDArray[np.bool_]
+    others: U64
+
+    @staticmethod
+    def room(blocks: int) -> Decoded:
+        """Room for what so many blocks can hold."""
+        capacity = blocks * wire.BLOCK_RECORDS_MAX
+        return Decoded(
+            np.empty(blocks, np.bool_),
+            np.empty(capacity, np.uint64),
+            np.empty(capacity, np.uint64),
+            np.empty(capacity, np.bool_),
+            np.empty((capacity + blocks, 5), np.uint64),
+        )
+
+
 @jit
 def decode_blocks(
-    words: U64,
-    crc: U64,
-    kind: Integer,
-    state: npt.NDArray[np.int64],
-    good: npt.NDArray[np.bool_],
-    time: U64,
-    address: U64,
-    write: npt.NDArray[np.bool_],
-    others: U64,
+    words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64], into: Decoded
 ) -> tuple[Integer, Integer]:
     """Verify and decode blocks, `words` of shape ``(blocks, 1024)``.
 
     `crc` is what each block's CRC should be, `kind` what the bits of its header from the channel
-    up. Says which blocks are `good`, and fills of these `time` (ticks), `address` (bytes), `write`
-    and `others`, rows for `lost_and_marks`. Returns the number of accesses and of others.
+    up. Returns the number of accesses and of other records.
     """
-    n = 0
-    m = 0
+    n: Integer = 0
+    m: Integer = 0
+    good, others = into.good, into.others
     last = np.uint64(state[LAST_TICKS])
     for b in range(words.shape[0]):
         good[b] = _is_good(words[b], crc[b], kind, state[NEXT_SEQ], last)
@@ -382,52 +400,60 @@ def decode_blocks(
         count: Integer = np.int64(words[b, WORD_CHECK] >> CHECK_COUNT_SHIFT & COUNT_MASK)
         gap = _gap(words[b], state[NEXT_SEQ])
         ahead = _ahead(words[b], last)
-        accesses, n_others = n, m
         now = last + ahead
         # Blocks that were left out here are part of the gap.
         missing = max(gap, state[MISSING_BLOCKS])
+        first_other = m
         if missing:
-            others[m, 0] = n
-            others[m, 1] = last
-            others[m, 2] = now
-            others[m, 3] = 0
-            others[m, 4] = missing
+            others[m, 0], others[m, 1], others[m, 2] = n, last, now
+            others[m, 3], others[m, 4] = 0, missing
             m += 1
-        valid = True
-        end: Integer = WORD_FIRST_RECORD + count
-        for j in range(WORD_FIRST_RECORD, end):
-            word = words[b, j]
-            tag = word >> TAG_SHIFT
-            if tag == TAG_ACCESS:
-                now += delta_of(word)
-                time[n] = now
-                address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-                write[n] = word >> ACCESS_WRITE_SHIFT & ONE
-                n += 1
-            elif tag == TAG_TIME:
-                ahead = (word - now) & TIME_MASK
-                valid &= ahead < AHEAD_MAX
-                now += ahead
-            elif tag in (TAG_LOST, TAG_MARK):
-                others[m, 0] = n
-                others[m, 1] = now
-                now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
-                others[m, 2] = now
-                others[m, 3] = tag
-                others[m, 4] = word & EVENT_VALUE_MASK
-                m += 1
-            else:
-                valid = False
-        padding = np.uint64(0)
-        for j in range(end, WORD_CHECK):
-            padding |= words[b, j]
-        if not valid or padding != 0:
-            n, m = accesses, n_others
+        end_n, end_m, end_ticks = _decode_records(words[b], count, n, m, now, into)
+        if end_n < 0:
+            m = first_other
             state[MISSING_BLOCKS] += 1
             good[b] = False
             continue
-        last = now
+        n, m, last = end_n, end_m, end_ticks
         state[NEXT_SEQ] = (np.int64(words[b, WORD_HEADER] & HEADER_SEQ_MASK) + 1) & SEQ_MASK
         state[MISSING_BLOCKS] = 0
     state[LAST_TICKS] = np.int64(last)
     return n, m
+
+
+@jit
+def _decode_records(
+    block: U64, count: Integer, n: Integer, m: Integer, now: Integer, into: Decoded
+) -> tuple[Integer, Integer, Integer]:
+    """Decode the records of a block, whose time is `now`.
+
+    Accesses become rows from `n` on, other records rows of `others` from `m` on. Returns the row
+    after each, and the time of the last record; -1 instead of the former if a word is no record.
+    """
+    _, time, address, write, others = into
+    end: Integer = WORD_FIRST_RECORD + count
+    valid = True
+    for j in range(WORD_FIRST_RECORD, end):
+        word = block[j]
+        tag = word >> TAG_SHIFT
+        if tag == TAG_ACCESS:
+            now += delta_of(word)
+            time[n] = now
+            address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+            write[n] = word >> ACCESS_WRITE_SHIFT & ONE
+            n += 1
+        elif tag == TAG_TIME:
+            ahead = (word - now) & TIME_MASK
+            valid &= ahead < AHEAD_MAX
+            now += ahead
+        elif tag in (TAG_LOST, TAG_MARK):
+            others[m, 0], others[m, 1] = n, now
+            now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
+            others[m, 2], others[m, 3], others[m, 4] = now, tag, word & EVENT_VALUE_MASK
+            m += 1
+        else:
+            valid = False
+    padding = np.uint64(0)
+    for j in range(end, WORD_CHECK):
+        padding |= block[j]
+    return n if valid and padding == 0 else -1, m, now

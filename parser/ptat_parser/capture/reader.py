@@ -42,6 +42,7 @@ from ptat_parser.capture.decode import (
     OTHERS,
     SEQ_MASK,
     WRITES,
+    Decoded,
     Stores,
     crcs,
     decode_blocks,
@@ -379,15 +380,10 @@ class BusReader:
         damaged: set[int],
         refuse: bool = True,
     ) -> Chunk:
-        capacity = len(words) * wire.BLOCK_RECORDS_MAX
-        time, address = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
-        write = np.empty(capacity, np.bool_)
-        others = np.empty((capacity + len(words), 5), np.uint64)
-        good = np.empty(len(words), np.bool_)
+        into = Decoded.room(len(words))
+        good, time, address, write, others = into
         expected_seq = int(state[NEXT_SEQ])
-        accesses, n_others = decode_blocks(
-            words, crc, self._kind, state, good, time, address, write, others
-        )
+        accesses, n_others = decode_blocks(words, crc, self._kind, state, into)
         if not good.all():
             bad = np.flatnonzero(~good).tolist()
             if refuse and not self._salvage:

@@ -93,8 +93,6 @@ def check_channel(
         return
     stream = open_stream(path, salvage=True)
     blocks, rest_bytes = divmod(stream.size_bytes, wire.BLOCK_BYTES)
-    region = session.region
-    marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
     due: int | None = None  # number of the next block
     now: int | None = None
     marks: set[int] = set()
@@ -131,22 +129,7 @@ def check_channel(
         capture.gaps += int(np.isin(code, _MARKS_OF_LOSS).sum())
         capture.gaps += int(np.count_nonzero((code == wire.Mark.SAMPLE) & (argument > 1)))
 
-        offset = found.address - np.uint64(region.base)
-        outside = offset >= np.uint64(region.size_bytes)
-        marker = offset < marker_bytes
-        readback = ~found.write & (found.address == np.uint64(session.readback_address))
-        for rows, message in (
-            (np.flatnonzero(outside), "an access outside the region"),
-            (np.flatnonzero(marker & ~found.write & ~readback), "a read of the marker area"),
-        ):
-            if rows.size:
-                _, place = found.where(session, int(rows[0]))
-                report.violated(accesses, message, name, int(rows.size), **place)
-        capture.marker_stores += int(np.count_nonzero(marker & found.write))
-        capture.accesses += found.time.size
-        capture.reads += int(np.count_nonzero(~found.write))
-        capture.readbacks += int(np.count_nonzero(readback))
-        capture.unexplained += int(np.count_nonzero((outside | marker) & ~found.write & ~readback))
+        _check_accesses(session, name, found, capture, (report, accesses))
         progress("checking blocks", first + len(words), blocks)
     end = _at(blocks * wire.BLOCK_WORDS)
     if session.complete and stream.cut:
@@ -159,6 +142,31 @@ def check_channel(
         report.violated(structure, "no START mark", name, **_at(0))
     if whole and session.complete and wire.Mark.STOP not in marks:
         report.violated(structure, "no STOP mark: the end is missing", name, **end)
+
+
+def _check_accesses(
+    session: Session, name: str, found: Accesses, capture: Capture, to: tuple[Report, Check]
+) -> None:
+    """Each access of a channel against the region."""
+    report, accesses = to
+    region = session.region
+    marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
+    offset = found.address - np.uint64(region.base)
+    outside = offset >= np.uint64(region.size_bytes)
+    marker = offset < marker_bytes
+    readback = ~found.write & (found.address == np.uint64(session.readback_address))
+    for rows, message in (
+        (np.flatnonzero(outside), "an access outside the region"),
+        (np.flatnonzero(marker & ~found.write & ~readback), "a read of the marker area"),
+    ):
+        if rows.size:
+            _, place = found.where(session, int(rows[0]))
+            report.violated(accesses, message, name, int(rows.size), **place)
+    capture.marker_stores += int(np.count_nonzero(marker & found.write))
+    capture.accesses += found.time.size
+    capture.reads += int(np.count_nonzero(~found.write))
+    capture.readbacks += int(np.count_nonzero(readback))
+    capture.unexplained += int(np.count_nonzero((outside | marker) & ~found.write & ~readback))
 
 
 def _mask(bits: int) -> int:
@@ -206,19 +214,40 @@ def _decode(
     the words that are wrong, with an index into `_BAD_RECORD`.
     """
     capacity = len(words) * wire.BLOCK_RECORDS_MAX
-    time, address = np.empty(capacity, np.uint64), np.empty(capacity, np.uint64)
-    write, word = np.empty(capacity, np.bool_), np.empty(capacity, np.int64)
-    others, bad = np.empty((capacity, 2), np.int64), np.empty((len(words), 2), np.int64)
-    before = np.int64(-1 if now is None else now)
-    n, m, k, last = _scan(words, readable, before, time, address, write, word, others, bad)
-    word += first * wire.BLOCK_WORDS
-    bad[:, 0] += first * wire.BLOCK_WORDS
-    return (
-        Accesses(time[:n], address[:n], write[:n], np.full(n, channel, np.uint8), word[:n]),
-        others[:m],
-        None if last < 0 else int(last),
-        [(at, what) for at, what in bad[:k].tolist()],
+    found = _Found(
+        time=np.empty(capacity, np.uint64),
+        address=np.empty(capacity, np.uint64),
+        write=np.empty(capacity, np.bool_),
+        word=np.empty(capacity, np.int64),
+        others=np.empty((capacity, 2), np.int64),
+        bad=np.empty((len(words), 2), np.int64),
     )
+    n, m, k, last = _scan(words, readable, np.int64(-1 if now is None else now), found)
+    found.word[:n] += first * wire.BLOCK_WORDS
+    found.bad[:k, 0] += first * wire.BLOCK_WORDS
+    return (
+        Accesses(
+            found.time[:n],
+            found.address[:n],
+            found.write[:n],
+            np.full(n, channel, np.uint8),
+            found.word[:n],
+        ),
+        found.others[:m],
+        None if last < 0 else int(last),
+        [(at, what) for at, what in found.bad[:k].tolist()],
+    )
+
+
+class _Found(NamedTuple):
+    """What `_scan` fills: columns of the accesses, rows of tag and value, rows of word and why."""
+
+    time: U64
+    address: U64
+    write: npt.NDArray[np.bool_]
+    word: I64
+    others: I64
+    bad: I64
 
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
@@ -243,67 +272,69 @@ _BLOCK_WORDS = wire.BLOCK_WORDS
 
 @jit
 def _scan(
-    words: U64,
-    readable: npt.NDArray[np.bool_],
-    before: Integer,
-    time: U64,
-    address: U64,
-    write: npt.NDArray[np.bool_],
-    at: I64,
-    others: I64,
-    bad: I64,
+    words: U64, readable: npt.NDArray[np.bool_], before: Integer, found: _Found
 ) -> tuple[Integer, Integer, Integer, Integer]:
-    n = 0
-    m = 0
-    k = 0
+    """Scan blocks; `before`: time of the record before them, or -1.
+
+    Returns how many accesses, other records and bad blocks there are, and the time at the end.
+    """
+    n: Integer = 0
+    m: Integer = 0
+    k: Integer = 0
     begun = before >= 0
     now = np.uint64(max(before, 0))
     for b in range(words.shape[0]):
         if not readable[b]:
             continue
-        wrong = -1
-        where = _WORD_TIME
-        ahead = (words[b, where] - now) & _TIME_MASK
-        if words[b, where] > _TIME_MASK or (begun and ahead >= _BACKWARDS):
-            wrong = 0
-        else:
-            now += ahead
+        at = words[b, _WORD_TIME]
+        ahead = (at - now) & _TIME_MASK
+        wrong, where = 0, _WORD_TIME
+        if at <= _TIME_MASK and not (begun and ahead >= _BACKWARDS):
             begun = True
-        end = _FIRST + np.int64(words[b, _LAST] >> _COUNT_SHIFT & _COUNT_MASK)
-        for w in range(_FIRST, _LAST if wrong < 0 else _FIRST):
-            word = words[b, w]
-            tag = word >> _TAG_SHIFT
-            if w >= end:
-                if word:
-                    wrong = 2
-            elif tag == _ACCESS:
-                now += word >> _DELTA_SHIFT & _ACCESS_DELTA_MASK
-                time[n] = now
-                address[n] = (word & _ADDRESS_MASK) << _UNIT
-                write[n] = word & _WRITE != 0
-                at[n] = b * _BLOCK_WORDS + w
-                n += 1
-            elif tag == _TIME:
-                ahead = (word - now) & _TIME_MASK
-                if ahead >= _BACKWARDS:
-                    wrong = 0
-                else:
-                    now += ahead
-            elif tag in (_LOST, _MARK):
-                now += word >> _DELTA_SHIFT & _EVENT_DELTA_MASK
-                others[m, 0] = tag
-                others[m, 1] = word & _VALUE_MASK
-                m += 1
-            else:
-                wrong = 1
-            if wrong >= 0:
-                where = w
-                break
+            n, m, now, wrong, where = _scan_records(words[b], b, n, m, now + ahead, found)
         if wrong >= 0:
-            bad[k, 0] = b * _BLOCK_WORDS + where
-            bad[k, 1] = wrong
+            found.bad[k, 0] = b * _BLOCK_WORDS + where
+            found.bad[k, 1] = wrong
             k += 1
     return n, m, k, np.int64(now) if begun else np.int64(-1)
+
+
+@jit
+def _scan_records(
+    block: U64, b: Integer, n: Integer, m: Integer, now: Integer, found: _Found
+) -> tuple[Integer, Integer, Integer, Integer, Integer]:
+    """Scan the records of block `b` up to the first that is wrong.
+
+    Returns the number of accesses and of others so far, the time, and what is wrong (an index into
+    `_BAD_RECORD`, or -1) at which word.
+    """
+    end = _FIRST + np.int64(block[_LAST] >> _COUNT_SHIFT & _COUNT_MASK)
+    for w in range(_FIRST, _LAST):
+        word = block[w]
+        tag = word >> _TAG_SHIFT
+        if w >= end:
+            if word:
+                return n, m, now, 2, w
+        elif tag == _ACCESS:
+            now += word >> _DELTA_SHIFT & _ACCESS_DELTA_MASK
+            found.time[n] = now
+            found.address[n] = (word & _ADDRESS_MASK) << _UNIT
+            found.write[n] = word & _WRITE != 0
+            found.word[n] = b * _BLOCK_WORDS + w
+            n += 1
+        elif tag == _TIME:
+            ahead = (word - now) & _TIME_MASK
+            if ahead >= _BACKWARDS:
+                return n, m, now, 0, w
+            now += ahead
+        elif tag in (_LOST, _MARK):
+            now += word >> _DELTA_SHIFT & _EVENT_DELTA_MASK
+            found.others[m, 0] = tag
+            found.others[m, 1] = word & _VALUE_MASK
+            m += 1
+        else:
+            return n, m, now, 1, w
+    return n, m, now, -1, 0
 
 
 # All channels -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ Shares nothing with the replay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,40 +49,54 @@ _BAD_ACCESS = (
 NOT_ANNOUNCED = 3
 
 
+class _Region(NamedTuple):
+    """Where the tables are; `line_shift`: log2 of the bytes that a bus address stands for."""
+
+    base: np.uint64
+    marker_bytes: np.uint64
+    line_shift: int
+
+
+class _Use(NamedTuple):
+    """The state of each page that events name, and the stores of each line.
+
+    `counted`: the stores of a page's lines are held against those that are `due`. `wrong`: count
+    and first row of each kind of `_BAD_ACCESS`.
+    """
+
+    frame_of_page: npt.NDArray[np.int32]
+    state: npt.NDArray[np.uint8]
+    counted: npt.NDArray[np.bool_]
+    stores: npt.NDArray[np.int32]
+    due: npt.NDArray[np.int32]
+    wrong: I64
+
+
 @jit
-def _use(
+def _check_use(
     address: U64,
     write: npt.NDArray[np.bool_],
     start: Integer,
     stop: Integer,
-    base: Integer,
-    marker_bytes: Integer,
-    line_shift: Integer,
-    frame_of_page: npt.NDArray[np.int32],
-    state: npt.NDArray[np.uint8],
-    counted: npt.NDArray[np.bool_],
-    stores: npt.NDArray[np.int32],
-    due: npt.NDArray[np.int32],
-    wrong: I64,
+    region: _Region,
+    use: _Use,
 ) -> None:
-    """Hold accesses against the state of their page and the stores that are due to their line.
-
-    `wrong`: count and first row of each kind of `_BAD_ACCESS`.
-    """
+    """Hold accesses against the state of their page and the stores that are due to their line."""
+    line_shift, state, stores, wrong = region.line_shift, use.state, use.stores, use.wrong
     for i in range(start, stop):
-        offset = address[i] - base
-        if offset < marker_bytes:
+        offset = address[i] - region.base
+        if offset < region.marker_bytes:
             continue
-        page = np.int64(frame_of_page[np.int64(offset >> np.uint64(12))])
+        page = np.int64(use.frame_of_page[np.int64(offset >> np.uint64(12))])
         kind = -1
         if write[i]:
             in_page = np.int64(offset & np.uint64(4095)) >> line_shift
             line = (page << 12 - line_shift) + in_page
             if state[page] == _NEVER:
                 kind = 0
-            elif counted[page]:
+            elif use.counted[page]:
                 stores[line] += 1
-                if stores[line] > due[line]:
+                if stores[line] > use.due[line]:
                     kind = NOT_ANNOUNCED
         elif state[page] != _LINKED:
             kind = 1 if state[page] == _NEVER else 2
@@ -118,16 +132,17 @@ def check_tables(
     due = np.bincount(line, minlength=frames << lines_shift).astype(np.int32)
     state, counted = np.zeros(frames, np.uint8), np.zeros(frames, np.bool_)
     stores = np.zeros_like(due)
+    in_region = _Region(base, np.uint64(marker_bytes), line_shift)
     events, position = ordered.events, ordered.position
     applied = done = 0
     for found in merged(session):
         wrong = np.zeros((len(_BAD_ACCESS), 2), np.int64)
+        use = _Use(frame_of_page, state, counted, stores, due, wrong)
         start = 0
         end = int(np.searchsorted(position, done + found.time.size))
         for event in range(applied, end + 1):
             stop = max(int(position[event]) - done, 0) if event < end else found.time.size
-            _use(found.address, found.write, start, stop, base, np.uint64(marker_bytes),
-                 line_shift, frame_of_page, state, counted, stores, due, wrong)  # fmt: skip
+            _check_use(found.address, found.write, start, stop, in_region, use)
             start = stop
             if event < end:
                 _apply(events[event], region.base, counted_level, frame_of_page, state, counted)

@@ -345,57 +345,48 @@ def _join(time: I64, of: I64) -> I64:
 def _compare_with_truth(
     results: Results, found: Validation, unseen: _Unseen, progress: Progress
 ) -> None:
-    summary = results.summary
+    """Join misses and faulted walks with the truth, block by block."""
     walks = truth.Reader(results.session.truth_path, BLOCK_WORDS)
-    clock = Clock.from_summary(summary["clock"])
-    processes = _Processes(summary["processes"])
-    index_of = {process["mm"]: i for i, process in enumerate(summary["processes"])}
-    pages = results.pages()
-    page_mm = np.array([index_of[mm] for mm in pages["mm"].to_pylist()], np.int64)
-    page_va = pages["vaddr"].to_numpy()
-    page_size = pages["page_size_bytes"].to_numpy().astype(np.uint64)
-    page_end = page_va + page_size * pages["span"].to_numpy()
-    pmd_visible = results.session.region.levels == "pte+pmd"
-
-    misses, faults = _Trace(results.misses()), _Trace(_faults(results))
-    in_doubt = summary["faults"]["in_doubt"]
-    swaps = _Swaps()
-    found.truth_misses = found.truth_faulted = 0
+    comparison = _Comparison(results, found, unseen)
     any_walks = False
-    for block, time_ns, more in _blocks(walks, clock):
+    for block, time_ns, more in _blocks(walks, Clock.from_summary(results.summary["clock"])):
         any_walks = True
-        last_ns = int(time_ns[-1]) if more else None
-        owner = processes.of(block["pgd_pfn"], block["time"])
-        flags, shift = block["flags"], block["shift"]
-        faulted = flags & truth.Flag.FAULT != 0
-        in_region = flags & truth.Flag.LEAF_IN_REGION != 0
-        traced = owner >= 0
-        visible = (shift == 12) | (pmd_visible & (shift == 21))
-        demanded = traced & ~faulted & (in_region | (processes.from_start[owner] & visible))
-        outside = traced & ~faulted & ~in_region
-        found.truth_misses += int(np.count_nonzero(demanded))
-        found.truth_faulted += int(np.count_nonzero(traced & faulted & in_region))
-        found.outside_region += int(np.count_nonzero(outside))
-        found.not_demanded += int(np.count_nonzero(outside & ~demanded))
-        foreign = ~faulted & ~(traced & processes.from_start[owner])
-        foreign &= np.isin(block["pgd_pfn"], processes.pgds_from_start)
-        found.foreign_walks += int(np.count_nonzero(foreign))
-        unseen.add(unseen.untraced, block[outside & processes.from_start[owner]])
-        unseen.add(unseen.foreign, block[foreign])
-        found.races += int(np.count_nonzero(traced & (flags & truth.Flag.RACE != 0)))
+        comparison.add(block, time_ns, int(time_ns[-1]) if more else None)
+        progress("comparing", walks.words_read, walks.words)
+    if not any_walks:
+        found.extra = found.trace_misses
+    found.swapped = comparison.swaps.pairs
+    found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
 
-        trace_ns, page = misses.until(last_ns)
+
+class _Comparison:
+    """Compares a trace with the walks of a truth, in the order of time."""
+
+    def __init__(self, results: Results, found: Validation, unseen: _Unseen) -> None:
+        summary = results.summary
+        self._found, self._unseen = found, unseen
+        self._processes = _Processes(summary["processes"])
+        index_of = {process["mm"]: i for i, process in enumerate(summary["processes"])}
+        self._pages = pages = results.pages()
+        self._page_mm = np.array([index_of[mm] for mm in pages["mm"].to_pylist()], np.int64)
+        self._page_va = pages["vaddr"].to_numpy()
+        self._page_size = pages["page_size_bytes"].to_numpy().astype(np.uint64)
+        self._page_end = self._page_va + self._page_size * pages["span"].to_numpy()
+        self._pmd_visible = results.session.region.levels == "pte+pmd"
+        self._misses, self._faults = _Trace(results.misses()), _Trace(_faults(results))
+        self._in_doubt = summary["faults"]["in_doubt"]
+        self.swaps = _Swaps()
+        found.truth_misses = found.truth_faulted = 0
+
+    def add(self, block: npt.NDArray[Any], time_ns: I64, last_ns: int | None) -> None:
+        """Compare a block of walks with the trace up to `last_ns` (None: to its end)."""
+        found = self._found
+        owner = self._processes.of(block["pgd_pfn"], block["time"])
+        demanded = self._demanded(block, owner)
+        trace_ns, page = self._misses.until(last_ns)
         walk = _join(trace_ns, time_ns)
         known = walk >= 0
-        va = block["va"][walk]
-        right = (
-            known
-            & demanded[walk]
-            & (page_mm[page] == owner[walk])
-            & (page_va[page] <= va)
-            & (va < page_end[page])
-            & (page_size[page] == np.uint64(1) << shift[walk].astype(np.uint64))
-        )
+        right = known & demanded[walk] & self._agrees(block, owner, walk, page)
         wrong = known & demanded[walk] & ~right
         extra = ~known | ~demanded[walk]
         hit = np.zeros(len(block), np.bool_)
@@ -405,22 +396,12 @@ def _compare_with_truth(
         found.wrong_page += int(np.count_nonzero(wrong))
         found.extra += int(np.count_nonzero(extra))
         found.missing += int(np.count_nonzero(missing))
-        as_misses = known & (faulted & traced)[walk]
-        found.fault_label_errors += int(np.count_nonzero(as_misses))
-
-        fault_ns, _ = faults.until(last_ns)
-        fault_walk = _join(fault_ns, time_ns)
-        as_faulted = (fault_walk >= 0) & demanded[fault_walk]
-        found.fault_label_errors += int(np.count_nonzero(as_faulted))
-        if in_doubt:
-            for rows, as_miss in ((walk[as_misses], True), (fault_walk[as_faulted], False)):
-                swaps.add(owner[rows], time_ns[rows], block[rows], as_miss=as_miss)
-
+        fault_walk = self._labels(block, owner, time_ns, demanded, walk, last_ns)
         for kind, rows in (("wrong_page", wrong), ("extra", extra)):
             for i in np.flatnonzero(rows)[: EXAMPLES_MAX - len(found.examples)].tolist():
                 found.examples.append(
                     {"kind": kind}
-                    | _of_trace(pages, trace_ns, page, i)
+                    | _of_trace(self._pages, trace_ns, page, i)
                     | (_of_truth(block, int(walk[i])) if known[i] else {})
                 )
         for i in np.flatnonzero(missing)[: EXAMPLES_MAX - len(found.examples)].tolist():
@@ -429,11 +410,69 @@ def _compare_with_truth(
                 {"kind": "missing", "labelled_faulted": bool(as_fault), "time_ns": int(time_ns[i])}
                 | _of_truth(block, i)
             )
-        progress("comparing", walks.words_read, walks.words)
-    if not any_walks:
-        found.extra = found.trace_misses
-    found.swapped = swaps.pairs
-    found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
+
+    def _demanded(self, block: npt.NDArray[Any], owner: I64) -> npt.NDArray[np.bool_]:
+        """Which walks the trace must have as misses; counts those of each kind."""
+        found, unseen, processes = self._found, self._unseen, self._processes
+        flags, shift = block["flags"], block["shift"]
+        faulted = flags & truth.Flag.FAULT != 0
+        in_region = flags & truth.Flag.LEAF_IN_REGION != 0
+        traced = owner >= 0
+        visible = (shift == 12) | (self._pmd_visible & (shift == 21))
+        demanded: npt.NDArray[np.bool_] = (
+            traced & ~faulted & (in_region | (processes.from_start[owner] & visible))
+        )
+        outside = traced & ~faulted & ~in_region
+        found.truth_misses = (found.truth_misses or 0) + int(np.count_nonzero(demanded))
+        found.truth_faulted = (found.truth_faulted or 0) + int(
+            np.count_nonzero(traced & faulted & in_region)
+        )
+        found.outside_region += int(np.count_nonzero(outside))
+        found.not_demanded += int(np.count_nonzero(outside & ~demanded))
+        foreign = ~faulted & ~(traced & processes.from_start[owner])
+        foreign &= np.isin(block["pgd_pfn"], processes.pgds_from_start)
+        found.foreign_walks += int(np.count_nonzero(foreign))
+        unseen.add(unseen.untraced, block[outside & processes.from_start[owner]])
+        unseen.add(unseen.foreign, block[foreign])
+        found.races += int(np.count_nonzero(traced & (flags & truth.Flag.RACE != 0)))
+        return demanded
+
+    def _agrees(
+        self, block: npt.NDArray[Any], owner: I64, walk: I64, page: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.bool_]:
+        """Which misses agree with their walk about process, page and page size."""
+        va, shift = block["va"][walk], block["shift"][walk].astype(np.uint64)
+        agrees: npt.NDArray[np.bool_] = (
+            (self._page_mm[page] == owner[walk])
+            & (self._page_va[page] <= va)
+            & (va < self._page_end[page])
+            & (self._page_size[page] == np.uint64(1) << shift)
+        )
+        return agrees
+
+    def _labels(
+        self,
+        block: npt.NDArray[Any],
+        owner: I64,
+        time_ns: I64,
+        demanded: npt.NDArray[np.bool_],
+        walk: I64,
+        last_ns: int | None,
+    ) -> I64:
+        """Count the walks that were taken for faulted and were not, or the other way round.
+
+        Returns the walks of the trace's faulted ones.
+        """
+        faulted = block["flags"] & truth.Flag.FAULT != 0
+        as_misses = (walk >= 0) & (faulted & (owner >= 0))[walk]
+        fault_ns, _ = self._faults.until(last_ns)
+        fault_walk = _join(fault_ns, time_ns)
+        as_faulted = (fault_walk >= 0) & demanded[fault_walk]
+        for rows, as_miss in ((walk[as_misses], True), (fault_walk[as_faulted], False)):
+            self._found.fault_label_errors += rows.size
+            if self._in_doubt:
+                self.swaps.add(owner[rows], time_ns[rows], block[rows], as_miss=as_miss)
+        return fault_walk
 
 
 def _blocks(walks: truth.Reader, clock: Clock) -> Iterator[tuple[npt.NDArray[Any], I64, bool]]:

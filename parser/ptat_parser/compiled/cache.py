@@ -61,17 +61,16 @@ class Cache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        stamp = sources((Path(function.__code__.co_filename).parent, PACKAGE))
+        stamp = sources(Path(function.__code__.co_filename).parent)
         self._cache_file = CacheFile(self._cache_path, self._impl.filename_base, stamp)
 
 
 @functools.cache
-def sources(directories: tuple[Path, ...]) -> str:
-    """A digest of all Python files in these directories and below."""
+def sources(directory: Path) -> str:
+    """A digest of the Python files in a directory and of all those of the parser."""
     digest = hashlib.sha256()
-    for directory in dict.fromkeys(directories):
-        for path in sorted(directory.rglob("*.py")):
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in sorted({*directory.glob("*.py"), *PACKAGE.rglob("*.py")}):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 

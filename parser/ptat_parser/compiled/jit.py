@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from ptat_parser.compiled.cache import cached
 
@@ -25,6 +25,7 @@ Integer: TypeAlias = Any
 """A Python integer to Python, a machine integer to numba."""
 
 _njit: Any = numba.njit
+_register_jitable: Any = register_jitable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,68 +49,22 @@ def bare(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Like `jit`, for what compiled code calls often: handing on tuples of arrays is costly."""
-    compiled: F = _njit(nogil=True, inline="always")(function)
-    cached(compiled)
-    return compiled
+    """For expressions that compiled functions share; Python calls them as they are.
 
-
-def _stripped(context: Any, builder: Any, kind: Any, value: Any) -> Any:  # noqa: ANN401
-    """A value, or a tuple of them, whose arrays' users are not counted."""
-    if isinstance(kind, types.Array):
-        made = context.make_array(kind)(context, builder, value)
-        made.meminfo = made.meminfo.type(None)
-        return made._getvalue()
-    members: Any = kind if isinstance(kind, types.BaseTuple) else ()
-    for i, member in enumerate(members):
-        part = _stripped(context, builder, member, builder.extract_value(value, i))
-        value = builder.insert_value(value, part, i)
-    return value
+    Not for large bodies: each caller compiles its own copy.
+    """
+    made: F = _register_jitable(function)
+    return made
 
 
 _intrinsic: Any = intrinsic
-_typeof: Any = numba.typeof
-
-T = TypeVar("T")
 
 
-def keeping(example: T) -> tuple[Callable[[I64, T], None], Callable[[I64], T]]:
-    """How compiled code keeps a tuple, of the types of the `example`, in memory, and has it again.
-
-    Handing on a tuple from Python takes half a microsecond for each array in it; this is for what
-    stays the same in many calls. The memory is `KEPT_BYTES`.
-
-    The arrays come back bare: their users are not counted, and who calls the compiled code keeps
-    them. Counting these, in memory, at each use of a tuple of arrays costs more than most of what
-    is done with them.
-    """
-    kind = _typeof(example)
-
-    def place(context: Any, builder: Any, signature: Any, memory: Any) -> Any:  # noqa: ANN401
-        made = context.make_array(signature.args[0])(context, builder, memory)
-        as_stored = context.get_value_type(kind)
-        if context.get_abi_sizeof(as_stored) > KEPT_BYTES:
-            raise ValueError("KEPT_BYTES is too little")
-        return builder.bitcast(made.data, as_stored.as_pointer())
-
-    def put(_: object, memory: Any, value: Any) -> Any:  # noqa: ANN401
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-            builder.store(arguments[1], place(context, builder, signature, arguments[0]))
-            return context.get_dummy_value()
-
-        return (numba.void(memory, value), generate) if value == kind else None
-
-    def get(_: object, memory: Any) -> Any:  # noqa: ANN401
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-            value = builder.load(place(context, builder, signature, arguments[0]))
-            return _stripped(context, builder, kind, value)
-
-        return kind(memory), generate
-
-    return _intrinsic(put), _intrinsic(get)
-
-
-KEPT_BYTES = 8192
+def _data(context: Any, builder: Any, kind: Any, value: Any) -> Any:  # noqa: ANN401
+    """Where the elements of an array, or of a `shared.Block`, begin."""
+    if isinstance(kind, types.Array):
+        return context.make_array(kind)(context, builder, value).data
+    return builder.extract_value(value, 0)
 
 
 def _ones(_: object, word: Any) -> Any:  # noqa: ANN401
@@ -138,8 +93,8 @@ bit_length: Callable[[Any], Any] = _intrinsic(_bit_length)
 
 def _put_passing(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = builder.gep(made.data, [arguments[1]])
+        data = _data(context, builder, signature.args[0], arguments[0])
+        place = builder.gep(data, [arguments[1]])
         store = builder.store(arguments[2], place)
         yes = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
         store.set_metadata("nontemporal", yes)
@@ -164,8 +119,8 @@ def _apart(module: Any) -> Any:  # noqa: ANN401
 
 def _get_apart(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        load = builder.load(builder.gep(made.data, [arguments[1]]))
+        data = _data(context, builder, signature.args[0], arguments[0])
+        load = builder.load(builder.gep(data, [arguments[1]]))
         load.set_metadata("alias.scope", _apart(builder.module))
         return load
 
@@ -174,8 +129,8 @@ def _get_apart(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
 
 def _put_apart(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        store = builder.store(arguments[2], builder.gep(made.data, [arguments[1]]))
+        data = _data(context, builder, signature.args[0], arguments[0])
+        store = builder.store(arguments[2], builder.gep(data, [arguments[1]]))
         store.set_metadata("noalias", _apart(builder.module))
         return context.get_dummy_value()
 
@@ -194,9 +149,9 @@ core has instructions for that. The index is unsigned.
 def _prefetching(locality: int) -> Any:  # noqa: ANN401
     def typed(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-            made = context.make_array(signature.args[0])(context, builder, arguments[0])
+            data = _data(context, builder, signature.args[0], arguments[0])
             i32 = ir.IntType(32)
-            place = builder.gep(made.data, [arguments[1]])
+            place = builder.gep(data, [arguments[1]])
             place = builder.bitcast(place, ir.IntType(8).as_pointer())
             kind = ir.FunctionType(ir.VoidType(), [place.type, i32, i32, i32])
             function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
@@ -221,8 +176,8 @@ prefetch_later: Callable[[Any, Integer], None] = _prefetching(2)
 
 def _put_u64(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = builder.gep(made.data, [arguments[1]])
+        data = _data(context, builder, signature.args[0], arguments[0])
+        place = builder.gep(data, [arguments[1]])
         word = builder.bitcast(place, ir.IntType(64).as_pointer())
         builder.store(arguments[2], word, align=1)
         return context.get_dummy_value()

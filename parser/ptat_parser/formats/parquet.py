@@ -18,11 +18,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bit_length, inlined, jit, put_u64
+from ptat_parser.compiled.jit import Integer, bare, bit_length, inlined, put_u64
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
-Values = npt.NDArray[np.integer[Any]]
+I64 = npt.NDArray[np.int64]
 
 GROUP_ROWS = 1 << 20
 """Rows of one row group: readers find a time by the groups' statistics."""
@@ -44,7 +44,7 @@ _MORE = np.uint64(0x80)
 _MOST = np.int64(np.iinfo(np.int64).max)
 
 
-@inlined
+@bare
 def _put_varint(value: Integer, out: U8, at: Integer) -> Integer:
     """Write `value` (uint64) as ULEB128; return where it ends."""
     while value > _SEVEN_BITS:
@@ -60,7 +60,7 @@ def _zigzag(value: Integer) -> Integer:
     return np.uint64(value << 1) ^ np.uint64(value >> 63)
 
 
-@jit
+@bare
 def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
     """Pack `MINIBLOCK` values of `width` bits each, one of `WIDTHS`; `words` is overwritten.
 
@@ -92,11 +92,12 @@ def _width(every: Integer) -> Integer:
     return width if width <= WIDTHS[-2] else WIDTHS[-1]
 
 
-@jit
-def encode(values: Values, out: U8) -> tuple[Integer, Integer, Integer]:
+@bare
+def encode(values: I64, out: U8, above: I64, words: U64) -> tuple[Integer, Integer, Integer]:
     """Write integers, at least one, to `out`.
 
-    Returns how many bytes they take, the least and the greatest of them.
+    `above` and `words` have room for a `BLOCK` and a `MINIBLOCK`. Returns how many bytes the
+    integers take, the least and the greatest of them.
     """
     n = values.size
     smallest = greatest = values[0]
@@ -107,16 +108,14 @@ def encode(values: Values, out: U8) -> tuple[Integer, Integer, Integer]:
     at = _put_varint(np.uint64(BLOCK), out, 0)
     at = _put_varint(np.uint64(BLOCK // MINIBLOCK), out, at)
     at = _put_varint(np.uint64(n), out, at)
-    at = _put_varint(_zigzag(np.int64(values[0])), out, at)
-    above, words = np.empty(BLOCK, np.int64), np.empty(MINIBLOCK, np.uint64)
+    at = _put_varint(_zigzag(values[0]), out, at)
     for start in range(1, n, BLOCK):
         size = min(BLOCK, n - start)
         # Unsigned indices take no check of their sign, and parts of arrays no counting of users.
         here, before = np.uint64(start), np.uint64(start - 1)
         least = _MOST
         for i in range(size):
-            difference = np.int64(values[here + np.uint64(i)])
-            difference -= np.int64(values[before + np.uint64(i)])
+            difference = values[here + np.uint64(i)] - values[before + np.uint64(i)]
             above[i] = difference
             least = difference if difference < least else least
         for i in range(size, BLOCK):
@@ -138,25 +137,14 @@ def encode(values: Values, out: U8) -> tuple[Integer, Integer, Integer]:
     return at, smallest, greatest
 
 
-@jit
-def encode_indices(values: Values, out: U8) -> Integer:
-    """Write indices into a dictionary, as RLE_DICTIONARY; return how many bytes they take."""
-    every = np.uint64(0)
-    for value in values:
-        every |= np.uint64(value)
-    width = max(_width(every), 1)
-    out[0] = width
-    eights = (values.size + 7) // 8
-    start = at = _put_varint(np.uint64(eights << 1 | 1), out, 1)
-    words = np.empty(MINIBLOCK, np.uint64)
-    for first in range(0, values.size, MINIBLOCK):
-        size = min(MINIBLOCK, values.size - first)
-        words[size:] = 0
-        for i in range(size):
-            words[i] = values[first + i]
-        _pack(words, width, out, at)
-        at += MINIBLOCK // 8 * width
-    return start + eights * width
+def encode_indices(values: npt.NDArray[np.uint32]) -> bytes:
+    """Indices into a dictionary, as RLE_DICTIONARY: one bit-packed run."""
+    width = max(int(values.max(initial=0)).bit_length(), 1)
+    eights = -(-values.size // 8)
+    bits = np.zeros((8 * eights, width), np.uint8)
+    bits[: values.size] = values[:, None] >> np.arange(width, dtype=np.uint32) & np.uint32(1)
+    packed = np.packbits(bits.reshape(-1), bitorder="little")
+    return bytes([width]) + _varint(eights << 1 | 1) + packed.tobytes()
 
 
 # The file -----------------------------------------------------------------------------------------
@@ -227,6 +215,8 @@ class Column(NamedTuple):
 
     name: str
     dtype: npt.DTypeLike
+    page_dtype: npt.DTypeLike = np.int64
+    """Of the rows in memory: one, so that `encode` is compiled once."""
 
     @property
     def schema(self) -> dict[int, Any]:
@@ -259,7 +249,7 @@ class Text(NamedTuple):
 
     name: str
     words: list[str]
-    dtype: npt.DTypeLike = np.uint32
+    page_dtype: npt.DTypeLike = np.uint32
 
     @property
     def schema(self) -> dict[int, Any]:
@@ -276,6 +266,14 @@ class Text(NamedTuple):
         return _thrift(header)[1] + data
 
 
+class _EncodeRoom(NamedTuple):
+    """What `encode` writes to."""
+
+    out: U8
+    above: I64
+    words: U64
+
+
 class _Chunk:
     """A column of the row group in progress."""
 
@@ -286,18 +284,22 @@ class _Chunk:
         self._head_bytes = self.size_bytes = sum(map(len, self._pages))
         self._ends: list[int] = []
 
-    def add(self, values: Values, buffer: U8) -> None:
-        """Append a page; `buffer` is for packing."""
+    def add(self, values: npt.NDArray[Any], room: _EncodeRoom) -> None:
+        """Append a page."""
         if isinstance(self.column, Text):
-            encoding, size = _RLE_DICTIONARY, encode_indices(values, buffer)
+            encoding, data = _RLE_DICTIONARY, encode_indices(values)
         else:
             encoding = _DELTA_BINARY_PACKED
-            size, *ends = encode(values, buffer)
+            size, *ends = encode(values, *room)
+            data = room.out[:size].tobytes()
+            if self.column.dtype == np.uint64:
+                ends = [int(values.view(np.uint64).min()), int(values.view(np.uint64).max())]
             self._ends += ends
+        size = len(data)
         bytes_ = _thrift(size)
-        data = _data_page(values.size, encoding)
-        _, header = _thrift({1: _DATA_PAGE, 2: bytes_, 3: bytes_, 5: data})
-        self._pages += [header, buffer[:size].tobytes()]
+        about = _data_page(values.size, encoding)
+        _, header = _thrift({1: _DATA_PAGE, 2: bytes_, 3: bytes_, 5: about})
+        self._pages += [header, data]
         self.values += values.size
         self.size_bytes += len(header) + size
 
@@ -337,9 +339,13 @@ class Writer:
         self._chunks = list(map(_Chunk, columns))
         self._groups: list[dict[int, Any]] = []
         self._rows = 0
-        self._page = [np.empty(PAGE_ROWS, column.dtype) for column in columns]
+        self._page = [np.empty(PAGE_ROWS, column.page_dtype) for column in columns]
         self._page_rows = 0  # of these in use
-        self._buffer = np.empty(PAGE_BYTES_MAX, np.uint8)
+        self._encode_room = _EncodeRoom(
+            np.empty(PAGE_BYTES_MAX, np.uint8),
+            np.empty(BLOCK, np.int64),
+            np.empty(MINIBLOCK, np.uint64),
+        )
         self._at = file.write(_MAGIC)
 
     def __enter__(self) -> Writer:
@@ -366,7 +372,7 @@ class Writer:
             self.filled(page_end - self._page_rows)
 
     def room(self) -> list[npt.NDArray[Any]]:
-        """An array for each column, of one length, to be `filled` with the next rows."""
+        """Arrays of `page_dtype`, of one length, to be `filled` with the next rows."""
         return [page[self._page_rows :] for page in self._page]
 
     def filled(self, rows: int) -> None:
@@ -377,7 +383,7 @@ class Writer:
 
     def _end_page(self) -> None:
         for chunk, page in zip(self._chunks, self._page, strict=True):
-            chunk.add(page[: self._page_rows], self._buffer)
+            chunk.add(page[: self._page_rows], self._encode_room)
         self._page_rows = 0
         if self._chunks[0].values >= GROUP_ROWS:
             self._end_group()

@@ -239,34 +239,55 @@ class Session:
 
     def _check(self) -> None:
         where = self.path / "session.json"
-        board, region = self.board, self.region
-        problem = None
+        for is_wrong, problem in self._problems():
+            if is_wrong:
+                raise SessionError(f"{where}: {problem}", "record again with this version of ptat")
+
+    def _problems(self) -> list[tuple[bool, str]]:
+        """What can be wrong with the values of the keys, each beside whether it is."""
+        board, region, channels = self.board, self.region, self.board.channels
         end = region.base + region.size_bytes
-        channels = board.channels
-        if not channels:
-            problem = "no capture channel"
-        elif len({channel.index for channel in channels}) != len(channels):
-            problem = "several capture channels have one number"
-        elif len({channel.tick_hz for channel in channels}) != 1:
-            problem = "the capture channels' clocks differ"
-        elif board.clocks not in ("one", "pulses"):
-            problem = f"board.clocks is {board.clocks!r}, not 'one' or 'pulses'"
-        elif board.granularity_bytes not in (8, 16, 32, 64):
-            problem = f"granularity of {board.granularity_bytes} bytes; 8, 16, 32 or 64 are known"
-        elif board.walk_reads not in ("psc", "all"):
-            problem = f"board.walk_reads is {board.walk_reads!r}, not 'psc' or 'all'"
-        elif region.levels not in ("pte", "pte+pmd"):
-            problem = f"region.levels is {region.levels!r}, not 'pte' or 'pte+pmd'"
-        elif region.base % 4096 or region.size_bytes % 4096:
-            problem = "the region is not a whole number of pages"
-        elif region.size_bytes > REGION_BYTES_MAX or region.base < 0 or end > BUS_BYTES:
-            problem = f"a region of {region.size_bytes} bytes at {region.base:#x} cannot be"
-        elif region.marker_slots * region.marker_stride_bytes >= region.size_bytes:
-            problem = "the region is smaller than its markers"
-        elif region.marker_stride_bytes % board.granularity_bytes:
-            problem = "several markers share one bus address"
-        if problem:
-            raise SessionError(f"{where}: {problem}", "record again with this version of ptat")
+        marker_bytes = region.marker_slots * region.marker_stride_bytes
+        return [
+            (not channels, "no capture channel"),
+            (
+                len({channel.index for channel in channels}) != len(channels),
+                "several capture channels have one number",
+            ),
+            (
+                len({channel.tick_hz for channel in channels}) != 1,
+                "the capture channels' clocks differ",
+            ),
+            (
+                board.clocks not in ("one", "pulses"),
+                f"board.clocks is {board.clocks!r}, not 'one' or 'pulses'",
+            ),
+            (
+                board.granularity_bytes not in (8, 16, 32, 64),
+                f"granularity of {board.granularity_bytes} bytes; 8, 16, 32 or 64 are known",
+            ),
+            (
+                board.walk_reads not in ("psc", "all"),
+                f"board.walk_reads is {board.walk_reads!r}, not 'psc' or 'all'",
+            ),
+            (
+                region.levels not in ("pte", "pte+pmd"),
+                f"region.levels is {region.levels!r}, not 'pte' or 'pte+pmd'",
+            ),
+            (
+                bool(region.base % 4096 or region.size_bytes % 4096),
+                "the region is not a whole number of pages",
+            ),
+            (
+                region.size_bytes > REGION_BYTES_MAX or region.base < 0 or end > BUS_BYTES,
+                f"a region of {region.size_bytes} bytes at {region.base:#x} cannot be",
+            ),
+            (marker_bytes >= region.size_bytes, "the region is smaller than its markers"),
+            (
+                bool(region.marker_stride_bytes % (board.granularity_bytes or 1)),
+                "several markers share one bus address",
+            ),
+        ]
 
 
 def _read(path: Path) -> _Description:

@@ -32,7 +32,6 @@ from ptat_parser.kernel.ring_buffer import (
     count_kinds,
     damaged,
     in_order,
-    put_timed,
     read_text,
     scan,
     table_events,
@@ -44,7 +43,6 @@ from ptat_parser.kernel.tracepoints import (
     ENTRY_SET,
     FAULT,
     MM_ATTACH,
-    NOT_TIMED,
     TABLE_EVENT,
     TIMED_EVENT,
 )
@@ -75,17 +73,16 @@ class TimedLog:
 
     def note(self, scanned: Scanned, layout: Layout) -> None:
         """Count those of some pages, and remember them if they are not too many."""
-        counts = np.zeros(NOT_TIMED + 1, np.int64)
-        count_kinds(scanned.kind, layout.timed[0], counts)
+        counts = count_kinds(scanned, layout)
         before = self.faults + self.entries
-        self.faults += int(counts[FAULT])
-        self.entries += int(counts[ENTRY_SET] + counts[ENTRY_CLEAR])
+        self.faults += counts[FAULT]
+        self.entries += counts[ENTRY_SET] + counts[ENTRY_CLEAR]
         if self.faults + self.entries > REMEMBERED:
             self._few = None
         elif self._few is not None:
             if not self._few.size:  # what is not used of it takes no memory
                 self._few = np.empty(REMEMBERED, TIMED_EVENT)
-            put_timed(scanned, layout, 0, END_OF_CYCLES, self._few[before:])
+            self._few[before : self.faults + self.entries] = timed_events(scanned, layout)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_few": None, "_times": None}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -190,22 +190,14 @@ class Layout:
         self, path: Path, first_page: int, kind: npt.NDArray[np.uint16], size_bytes: I64
     ) -> None:
         """Each event from a page on must be one of ours, and as long as its format says."""
-        event = _first_short(kind, size_bytes, self.smallest_bytes)
-        if event >= 0:
+        short = np.flatnonzero(size_bytes < self.smallest_bytes[kind])
+        if short.size:
+            event = int(short[0])
             raise damaged(
                 path,
                 f"event {event} from page {first_page} on has type {kind[event]} and"
                 f" {size_bytes[event]} bytes, which is not what the formats say",
             )
-
-
-@bare
-def _first_short(kind: npt.NDArray[np.uint16], size_bytes: I64, smallest_bytes: I64) -> Integer:
-    """The first event that is shorter than its kind's are, or -1."""
-    for i in range(kind.size):
-        if size_bytes[i] < smallest_bytes[kind[i]]:
-            return i
-    return -1
 
 
 @bare
@@ -231,100 +223,128 @@ PAGE_TIMES = 4
 _NO_TIME = np.uint64(END_OF_CYCLES)
 
 
+class _PageLayout(NamedTuple):
+    """Where things are in a page, and in the fields of an event; all in bytes."""
+
+    page_bytes: int
+    timestamp: int
+    commit: int
+    commit_bytes: int
+    data: int
+    type: int
+    type_bytes: int
+
+
+class _Events(NamedTuple):
+    """Events of some pages.
+
+    `offset` of the event's fields in the pages' data, their `size` in bytes, `time` (clock cycles)
+    and `kind` (the event's type); for each page, `times`: see `PAGE_TIMES`.
+    """
+
+    offset: I64
+    size: I64
+    time: U64
+    kind: npt.NDArray[np.uint16]
+    times: U64
+
+
 @bare
 def _scan_pages(
-    data: U8,
-    page_bytes: Integer,
-    timestamp_at: Integer,
-    commit_at: Integer,
-    commit_bytes: Integer,
-    data_at: Integer,
-    type_at: Integer,
-    type_bytes: Integer,
-    offset: I64,
-    size: I64,
-    time: U64,
-    kind: npt.NDArray[np.uint16],
-    times: U64,
+    data: U8, layout: _PageLayout, events: _Events
 ) -> tuple[Integer, Integer, Integer, Integer]:
     """Find the events of whole pages.
 
-    Fills `offset` (of the event's fields in `data`), their `size` in bytes, `time` (clock cycles)
-    and `kind` (the event's type), and for each page, `times`: see `PAGE_TIMES`. Returns the number
-    of events, the missed events that the pages count, the pages that only say that some were
-    missed, and the first malformed page, or -1.
+    Returns the number of events, the missed events that the pages count, the pages that only say
+    that some were missed, and the first malformed page, or -1.
     """
     n = 0
     missed = np.int64(0)
     missed_uncounted = np.int64(0)
-    for page in range(data.size // page_bytes):
-        base = page * page_bytes
-        now = _load(data, base + timestamp_at, 8)
-        times[page, PAGE_BEGINS], times[page, PAGE_FIRST], times[page, PAGE_LAST] = now, _NO_TIME, 0
-        commit = _load(data, base + commit_at, commit_bytes)
-        at = base + data_at
-        end = at + np.int64(commit & np.uint64(_SIZE_MASK))
-        if end > base + page_bytes:
+    for page in range(data.size // layout.page_bytes):
+        base = page * layout.page_bytes
+        now = _load(data, base + layout.timestamp, 8)
+        times = events.times[page]
+        times[PAGE_BEGINS], times[PAGE_FIRST], times[PAGE_LAST] = now, _NO_TIME, 0
+        commit = _load(data, base + layout.commit, layout.commit_bytes)
+        start = base + layout.data
+        end = start + np.int64(commit & np.uint64(_SIZE_MASK))
+        if end > base + layout.page_bytes:
             return n, missed, missed_uncounted, page
-        times[page, PAGE_MISSED] = (commit & np.uint64(_MISSED_EVENTS)) != 0
-        if times[page, PAGE_MISSED]:
-            if commit & np.uint64(_MISSED_STORED) and end + 8 <= base + page_bytes:
+        times[PAGE_MISSED] = (commit & np.uint64(_MISSED_EVENTS)) != 0
+        if times[PAGE_MISSED]:
+            if commit & np.uint64(_MISSED_STORED) and end + 8 <= base + layout.page_bytes:
                 missed += np.int64(_load(data, end, 8))
             else:
                 missed_uncounted += 1
-        while at < end:
-            if at + 4 > end:
-                return n, missed, missed_uncounted, page
-            header = _load(data, at, 4)
-            code = header & np.uint64(31)
-            delta = header >> np.uint64(5)
-            if code == 29 and delta == 0:  # the rest of the page is padding
-                break
-            if code == 0 or code >= 29:
-                if at + 8 > end:
-                    return n, missed, missed_uncounted, page
-                word = _load(data, at + 4, 4)
-            if code == 29:  # a discarded event
-                at += 4 + np.int64(word)
-            elif code == 30:
-                now += (word << np.uint64(27)) + delta
-                at += 8
-            elif code == 31:  # absolute, without its five highest bits
-                high = now >> np.uint64(59) << np.uint64(59)
-                absolute = high | (word << np.uint64(27)) + delta
-                if absolute < now:
-                    absolute += np.uint64(1) << np.uint64(59)
-                now = absolute
-                at += 8
-            else:
-                now += delta
-                if code == 0:
-                    fields = at + 8
-                    at += 4 + np.int64(word)
-                else:
-                    fields = at + 4
-                    at += 4 + 4 * np.int64(code)
-                if at > end or fields + type_at + type_bytes > at:
-                    return n, missed, missed_uncounted, page
-                offset[n] = fields
-                size[n] = at - fields
-                time[n] = now
-                times[page, PAGE_FIRST] = min(times[page, PAGE_FIRST], now)
-                times[page, PAGE_LAST] = max(times[page, PAGE_LAST], now)
-                kind[n] = _load(data, fields + type_at, type_bytes)
-                n += 1
+        n = _scan_page(data, start, end, page, n, layout, events)
+        if n < 0:
+            return -n - 1, missed, missed_uncounted, page
     return n, missed, missed_uncounted, -1
 
 
 @bare
-def _gather(
-    data: U8, offset: I64, field_at: Integer, size: Integer, signed: bool, out: U64
-) -> None:
-    for i in range(offset.size):
-        value = _load(data, offset[i] + field_at, size)
-        if signed and size < 8 and value >> np.uint64(8 * size - 1):
-            value |= ~np.uint64(0) << np.uint64(8 * size)
-        out[i] = value
+def _scan_page(
+    data: U8,
+    at: Integer,
+    end: Integer,
+    page: Integer,
+    n: Integer,
+    layout: _PageLayout,
+    events: _Events,
+) -> Integer:
+    """Find the events of a page, which are ``at … end`` in `data`, and number them from `n` on.
+
+    Returns the number after the last one; -1 less that number if the page is malformed.
+    """
+    times = events.times[page]
+    now = times[PAGE_BEGINS]
+    while at < end:
+        if at + 4 > end:
+            return -n - 1
+        header = _load(data, at, 4)
+        code = header & np.uint64(31)
+        delta = header >> np.uint64(5)
+        word = np.uint64(0)
+        if code == 29 and delta == 0:  # the rest of the page is padding
+            break
+        if code == 0 or code >= 29:
+            if at + 8 > end:
+                return -n - 1
+            word = _load(data, at + 4, 4)
+        if code == 29:  # a discarded event
+            at += 4 + np.int64(word)
+        elif code == 30:
+            now += (word << np.uint64(27)) + delta
+            at += 8
+        elif code == 31:  # absolute, without its five highest bits
+            high = now >> np.uint64(59) << np.uint64(59)
+            absolute = high | (word << np.uint64(27)) + delta
+            if absolute < now:
+                absolute += np.uint64(1) << np.uint64(59)
+            now = absolute
+            at += 8
+        else:
+            now += delta
+            fields = at + (8 if code == 0 else 4)
+            at += 4 + (np.int64(word) if code == 0 else 4 * np.int64(code))
+            if at > end or fields + layout.type + layout.type_bytes > at:
+                return -n - 1
+            events.offset[n] = fields
+            events.size[n] = at - fields
+            events.time[n] = now
+            times[PAGE_FIRST] = min(times[PAGE_FIRST], now)
+            times[PAGE_LAST] = max(times[PAGE_LAST], now)
+            events.kind[n] = _load(data, fields + layout.type, layout.type_bytes)
+            n += 1
+    return n
+
+
+def _gather(data: U8, start: I64, size: int) -> U64:
+    """Little-endian integers of `size` bytes that begin at `start`; 0 of no bytes."""
+    values = np.zeros((start.size, 8), np.uint8)
+    values[:, :size] = data[start[:, None] + np.arange(size)]
+    return values.view(np.uint64)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -342,9 +362,11 @@ class Scanned:
 
     def column(self, rows: I64, field: _Field) -> U64:
         """An integer field of some events, sign-extended; shape ``(rows,)``."""
-        out = np.empty(rows.size, np.uint64)
-        _gather(self.data, self.offset[rows], field.offset, field.size, field.signed, out)
-        return out
+        values = _gather(self.data, self.offset[rows] + field.offset, field.size)
+        if field.signed and field.size < 8:
+            negative = values >> np.uint64(8 * field.size - 1) != 0
+            values[negative] |= ~np.uint64(0) << np.uint64(8 * field.size)
+        return values
 
     def strings(self, rows: I64, field: _Field) -> npt.NDArray[np.bytes_]:
         """Zero-terminated strings, fixed or of dynamic length, cut at 16 bytes."""
@@ -352,7 +374,7 @@ class Scanned:
         for i, start in enumerate(self.offset[rows].tolist()):
             at, size = start + field.offset, field.size
             if field.dynamic:
-                location = int(_load(self.data, at, 4))
+                location = int.from_bytes(self.data[at : at + 4], "little")
                 at, size = start + (location & 0xFFFF), location >> 16
             out[i] = self.data[at : at + min(size, 16)].tobytes().split(b"\0")[0]
         return out
@@ -388,13 +410,14 @@ def scan(path: Path, number: int, data: U8, layout: Layout, first_page: int = 0)
     """The events of whole pages, of which the first has that number."""
     common = next(iter(layout.formats.values())).fields["common_type"]
     capacity = data.size // 8 + 1  # no event is smaller than its header and 4 bytes
-    offset = np.empty(capacity, np.int64)
-    size = np.empty(capacity, np.int64)
-    time = np.empty(capacity, np.uint64)
-    kind = np.empty(capacity, np.uint16)
-    page_times = np.empty((data.size // layout.page_bytes, PAGE_TIMES), np.uint64)
-    n, missed, uncounted, bad_page = _scan_pages(
-        data,
+    events = _Events(
+        offset=np.empty(capacity, np.int64),
+        size=np.empty(capacity, np.int64),
+        time=np.empty(capacity, np.uint64),
+        kind=np.empty(capacity, np.uint16),
+        times=np.empty((data.size // layout.page_bytes, PAGE_TIMES), np.uint64),
+    )
+    pages = _PageLayout(
         layout.page_bytes,
         layout.timestamp,
         layout.commit,
@@ -402,49 +425,20 @@ def scan(path: Path, number: int, data: U8, layout: Layout, first_page: int = 0)
         layout.data,
         common.offset,
         common.size,
-        offset,
-        size,
-        time,
-        kind,
-        page_times,
     )
+    n, missed, uncounted, bad_page = _scan_pages(data, pages, events)
     if bad_page >= 0:
         page = first_page + bad_page
         raise damaged(path, f"page {page} at byte {page * layout.page_bytes}: damaged")
+    offset, size, time, kind, page_times = events
     layout.check(path, first_page, kind[:n], size[:n])
     return Scanned(number, data, offset[:n], time[:n], kind[:n], page_times, missed, uncounted)
-
-
-def check_tables(path: Path, found: npt.NDArray[Any]) -> None:
-    """Raises `ParseError` for table events that no kernel logs."""
-    leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
-    if not np.isin(found["level"][leveled], LEVELS).all():
-        raise damaged(path, "damaged: a table of an unknown level")
-    if found["tgid"].max(initial=0) > TGID_MAX:
-        raise damaged(path, "damaged: a process of a number that none has")
-
-
-def in_order(parts: list[npt.NDArray[Any]], by: str) -> npt.NDArray[Any]:
-    """All rows, in the order of a column; what is in order already is not moved."""
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if _ascends(rows[by]):
-        return rows
-    return rows[np.argsort(rows[by], kind="stable")]
-
-
-@bare
-def _ascends(column: U64) -> bool:
-    ascends = True
-    for i in range(1, column.size):
-        ascends &= column[i] >= column[i - 1]
-    return ascends
 
 
 def table_events(scanned: Scanned, layout: Layout) -> npt.NDArray[Any]:
     """The table events of some pages (dtype `TABLE_EVENT`), grouped by kind."""
     parts = [np.zeros(0, TABLE_EVENT)]
-    others = np.empty(scanned.kind.size, np.int64)  # few, often
-    others = others[: _find_others(scanned.kind, layout.timed[0], others)]
+    others = np.flatnonzero(layout.timed[0][scanned.kind] == NOT_TIMED)  # few, often
     kinds = scanned.kind[others]
     for kind, name in enumerate(TABLE_KINDS):
         rows = others[kinds == layout.formats[name].id]
@@ -463,63 +457,44 @@ def table_events(scanned: Scanned, layout: Layout) -> npt.NDArray[Any]:
     return np.concatenate(parts)
 
 
-def timed_events(scanned: Scanned, layout: Layout, since: int, until: int) -> npt.NDArray[Any]:
+def timed_events(
+    scanned: Scanned, layout: Layout, since: int = 0, until: int = END_OF_CYCLES
+) -> npt.NDArray[Any]:
     """The fault and entry events of a time in cycles, both ends included (`TIMED_EVENT`)."""
-    events = np.empty(scanned.kind.size, TIMED_EVENT)
-    return events[: put_timed(scanned, layout, since, until, events)]
+    number_of_kind, fields = layout.timed
+    numbers = number_of_kind[scanned.kind]
+    inside = (scanned.time >= np.uint64(since)) & (scanned.time <= np.uint64(until))
+    rows = np.flatnonzero(inside & (numbers != NOT_TIMED))
+    events = np.empty(rows.size, TIMED_EVENT)
+    events["time"], events["kind"] = scanned.time[rows], numbers[rows]
+    for kind in np.unique(numbers[rows]).tolist():
+        of_kind = np.flatnonzero(events["kind"] == kind)
+        start = scanned.offset[rows[of_kind]]
+        for name, (offset, size) in zip(TIMED_FIELDS, fields[kind].tolist(), strict=True):
+            events[name][of_kind] = _gather(scanned.data, start + offset, size)
+    return events
 
 
-def put_timed(
-    scanned: Scanned, layout: Layout, since: int, until: int, events: npt.NDArray[Any]
-) -> int:
-    """Fill `events` with what `timed_events` returns; return their number."""
-    columns = scanned.data, scanned.offset, scanned.time, scanned.kind
-    times = np.uint64(since), np.uint64(until)
-    return int(_gather_timed(*columns, *layout.timed, *times, events))
+def count_kinds(scanned: Scanned, layout: Layout) -> list[int]:
+    """How many events there are of each of `TIMED_KINDS`."""
+    counts = np.bincount(layout.timed[0][scanned.kind], minlength=len(TIMED_KINDS))
+    found: list[int] = counts[: len(TIMED_KINDS)].tolist()
+    return found
 
 
-@bare
-def count_kinds(kind: npt.NDArray[np.uint16], number_of_kind: U8, counts: I64) -> None:
-    """Add to `counts` how many events there are of each of `TIMED_KINDS`."""
-    for i in range(kind.size):
-        counts[number_of_kind[kind[i]]] += 1
+def check_tables(path: Path, found: npt.NDArray[Any]) -> None:
+    """Raises `ParseError` for table events that no kernel logs."""
+    leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
+    if not np.isin(found["level"][leveled], LEVELS).all():
+        raise damaged(path, "damaged: a table of an unknown level")
+    if found["tgid"].max(initial=0) > TGID_MAX:
+        raise damaged(path, "damaged: a process of a number that none has")
 
 
-@bare
-def _find_others(kind: npt.NDArray[np.uint16], number_of_kind: U8, rows: I64) -> Integer:
-    """Fill `rows` with those of the table events; return how many these are."""
-    n = 0
-    for i in range(kind.size):
-        if number_of_kind[kind[i]] == NOT_TIMED:
-            rows[n] = i
-            n += 1
-    return n
-
-
-@bare
-def _gather_timed(
-    data: U8,
-    offset: I64,
-    time: U64,
-    kind: npt.NDArray[np.uint16],
-    number_of_kind: U8,
-    fields: I64,
-    since: Integer,
-    until: Integer,
-    events: npt.NDArray[Any],
-) -> Integer:
-    """Fill `events` with those of these times that have no marker; return how many these are."""
-    n = 0
-    for i in range(kind.size):
-        number = number_of_kind[kind[i]]
-        if number == NOT_TIMED or time[i] < since or time[i] > until:
-            continue
-        event, at, of = events[n], offset[i], fields[number]
-        event["time"] = time[i]
-        event["kind"] = number
-        event["mm"] = _load(data, at + of[0, 0], of[0, 1])
-        event["va"] = _load(data, at + of[1, 0], of[1, 1])
-        event["slot_pa"] = _load(data, at + of[2, 0], of[2, 1])
-        event["entry"] = _load(data, at + of[3, 0], of[3, 1])
-        n += 1
-    return n
+def in_order(parts: list[npt.NDArray[Any]], by: str) -> npt.NDArray[Any]:
+    """All rows, in the order of a column; what is in order already is not moved."""
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    column = rows[by]
+    if np.all(column[1:] >= column[:-1]):
+        return rows
+    return rows[np.argsort(column, kind="stable")]

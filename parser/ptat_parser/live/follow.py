@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import wire
 from ptat_parser.capture import decode
-from ptat_parser.capture.decode import decode_blocks
-from ptat_parser.compiled.jit import Integer, jit
+from ptat_parser.capture.decode import Decoded, decode_blocks
+from ptat_parser.compiled.jit import Integer, bare, jit
+from ptat_parser.compiled.shared import Shared
 from ptat_parser.errors import PtatError
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel import tracepoints
@@ -39,6 +40,7 @@ from ptat_parser.replay.page_tables import (
     Mm,
     Rpt,
 )
+from ptat_parser.replay.state import NO_ADDRESS
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -140,6 +142,7 @@ class Tail:
         self._counts = np.zeros(0, np.uint32)
         self._touched = np.zeros(0, np.int64)
         self._sums = np.zeros(6, np.int64)
+        self._memory = _ROOM.memory()
         self._drain_per_tick = drain_per_s and drain_per_s / session.channel.tick_hz
         self._level = np.zeros(2)  # of the buffer, and when (ticks)
 
@@ -294,15 +297,14 @@ class Tail:
                 old = getattr(self, name)
                 grown[: old.size] = old
                 setattr(self, name, grown)
-        return int(
-            _walk(
-                address, write, start,
-                np.uint64(self._rpt.base), np.uint64(self._rpt.size_bytes),
-                np.uint64(self._marker_bytes), self._readback, self.span,
-                t.level, t.store_level, t.frame, t.parent, t.state, t.pending,
-                self._counts, self._touched, self._sums,
-            )
+        room = _Room(
+            np.uint64(self._rpt.base), np.uint64(self._rpt.size_bytes),
+            np.uint64(self._marker_bytes), self._readback, self.span,
+            t.level, t.store_level, t.frame, t.parent, t.state, t.pending,
+            self._counts, self._touched, self._sums,
         )  # fmt: skip
+        _ROOM.put(self._memory, room)
+        return int(_walk(address, write, start, self._memory))
 
     def _harvest(self, found: Look, ticks: int) -> None:
         """Say whose the counted slots are, as long as that is known."""
@@ -372,14 +374,9 @@ class _Stream:
         words = np.frombuffer(data, np.uint64, whole * wire.BLOCK_WORDS)
         words = words.reshape(whole, wire.BLOCK_WORDS)
         self._blocks += whole
-        room = whole * wire.BLOCK_RECORDS_MAX
-        ticks, address = np.empty(room, np.uint64), np.empty(room, np.uint64)
-        write = np.empty(room, np.bool_)
-        others = np.empty((room + whole, 5), np.uint64)
-        good = np.empty(whole, np.bool_)
-        n, m = decode_blocks(
-            words, decode.crcs(words), self._kind, self._state, good, ticks, address, write, others
-        )
+        into = Decoded.room(whole)
+        _, ticks, address, write, others = into
+        n, m = decode_blocks(words, decode.crcs(words), self._kind, self._state, into)
         for _, _, _, tag, value in others[:m].tolist():
             if tag == wire.Tag.LOST:
                 found.lost_accesses += value
@@ -402,81 +399,124 @@ _PAGE_SHIFT = np.uint64(12)
 _ENTRY_SHIFT = np.uint64(3)
 
 
-@jit
-def _walk(
-    address: U64,
-    write: npt.NDArray[np.bool_],
-    start: Integer,
-    base: Integer,
-    size: Integer,
-    marker_bytes: Integer,
-    readback: Integer,
-    line: Integer,
-    level: U8,
-    store_level: U8,
-    frame: npt.NDArray[np.int32],
-    parents: I64,
-    state: U8,
-    pending: U8,
-    counts: U32,
-    touched: I64,
-    sums: I64,
-) -> Integer:
+class _Room(NamedTuple):
+    """What the compiled functions work on: the region, its tables, and the counts of their slots.
+
+    `touched` lists the slots with counts; `sums` is indexed by `_MISSES` … `_TOUCHED`.
+    """
+
+    base: np.uint64
+    size: np.uint64
+    marker_bytes: np.uint64
+    readback: np.uint64
+    line: int
+    level: U8
+    store_level: U8
+    frame: npt.NDArray[np.int32]
+    parents: I64
+    state: U8
+    pending: U8
+    counts: U32
+    touched: I64
+    sums: I64
+
+
+_ROOM = Shared(
+    _Room(
+        np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0), 1,
+        np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, np.int32),
+        np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.uint8),
+        np.empty(0, np.uint32), np.empty(0, np.int64), np.empty(0, np.int64),
+    )
+)  # fmt: skip
+_ROOM.attach("follow_room")
+
+
+class _Memory(Protocol):
+    """Memory that holds a `_Room`, in compiled code."""
+
+    follow_room: _Room
+
+
+@bare
+def _walk(address: U64, write: npt.NDArray[np.bool_], start: Integer, memory: _Memory) -> Integer:
     """Count misses by slot up to the next marker, whose index is returned."""
+    room = memory.follow_room
+    counts, touched, sums = room.counts, room.touched, room.sums
     for i in range(start, address.size):
-        offset = address[i] - base
-        if offset >= size:
-            sums[_UNEXPLAINED] += not write[i]
-            continue
-        if offset < marker_bytes:
+        offset = address[i] - room.base
+        if offset < room.marker_bytes:
             if write[i]:
                 return i
-            sums[_UNEXPLAINED] += address[i] != readback
+            sums[_UNEXPLAINED] += address[i] != room.readback
             continue
-        page = np.int64(offset >> _PAGE_SHIFT)
-        if frame[page] < 0:
+        slot = _slot(address[i], memory)
+        if slot < 0:
             sums[_UNEXPLAINED] += not write[i]
             continue
-        of = np.int64(frame[page])
-        slot = (of * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -line
+        page = np.int64(offset >> _PAGE_SHIFT)
         if write[i]:
             sums[_STORES] += 1
-            if store_level[page] == 1:
-                state[slot] = WRITTEN
-            elif store_level[page] == 2:
-                for s in range(slot, slot + line):
-                    if pending[s]:
-                        state[s] = pending[s] - 1
-                        pending[s] = 0
+            _store(slot, room.store_level[page], memory)
             continue
-        if level[page] == 1:
-            if state[slot] == EMPTY:
-                sums[_FAULTED] += 1
-                continue
-        elif level[page] == 2:
-            leaves = tables = 0
-            for s in range(slot, slot + line):
-                leaves += state[s] == LEAF
-                tables += state[s] == TABLE
-            if tables and leaves and i + 1 < address.size:  # what follows tells
-                next_page = np.int64((address[i + 1] - base) >> _PAGE_SHIFT)
-                if address[i + 1] - base < size and level[next_page] == 1:
-                    leaves *= (parents[frame[next_page]] & -line) != slot
-            if not leaves:
-                if tables:
-                    sums[_PMD_READS] += 1
-                else:
-                    sums[_FAULTED] += 1
-                continue
-        else:
-            sums[_UNEXPLAINED] += 1
-            continue
-        sums[_MISSES] += 1
-        if counts[slot] == 0:
-            touched[sums[_TOUCHED]] = slot
-            sums[_TOUCHED] += 1
-        counts[slot] += np.uint32(1)
+        following = address[i + 1] if i + 1 < address.size else NO_ADDRESS
+        kind = _kind(slot, room.level[page], following, memory)
+        sums[kind] += 1
+        if kind == _MISSES:
+            if counts[slot] == 0:
+                touched[sums[_TOUCHED]] = slot
+                sums[_TOUCHED] += 1
+            counts[slot] += np.uint32(1)
     return address.size
+
+
+@bare
+def _slot(address: Integer, memory: _Memory) -> Integer:
+    """The slot of an address, or the first of its line; -1 where no table is."""
+    room = memory.follow_room
+    offset = address - room.base
+    if offset >= room.size:
+        return np.int64(-1)
+    frame = np.int64(room.frame[np.int64(offset >> _PAGE_SHIFT)])
+    if frame < 0:
+        return np.int64(-1)
+    return (frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -room.line
+
+
+@bare
+def _store(slot: Integer, level: Integer, memory: _Memory) -> None:
+    """Store to a line of entries."""
+    room = memory.follow_room
+    state, pending = room.state, room.pending
+    if level == 1:
+        state[slot] = WRITTEN
+    elif level == 2:
+        for s in range(slot, slot + room.line):
+            if pending[s]:
+                state[s] = pending[s] - 1
+                pending[s] = 0
+
+
+@bare
+def _kind(slot: Integer, level: Integer, following: Integer, memory: _Memory) -> Integer:
+    """Which of `_MISSES` … a read is; `following`: the next access's address, or `NO_ADDRESS`."""
+    room = memory.follow_room
+    state, line = room.state, room.line
+    if level == 1:
+        return _FAULTED if state[slot] == EMPTY else _MISSES
+    if level != 2:
+        return _UNEXPLAINED
+    leaves = tables = 0
+    for s in range(slot, slot + line):
+        leaves += state[s] == LEAF
+        tables += state[s] == TABLE
+    if tables and leaves and following - room.base < room.size:  # what follows tells
+        next_page = np.int64((following - room.base) >> _PAGE_SHIFT)
+        if room.level[next_page] == 1:
+            leaves *= (room.parents[room.frame[next_page]] & -line) != slot
+    if leaves:
+        return _MISSES
+    return _PMD_READS if tables else _FAULTED
 
 
 def rows(pages: list[Counted]) -> dict[str, npt.NDArray[Any]]:

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare, jit
-
 DRIFT_MAX = 1e-3
 """No crystal drifts more: the pairs are too few to tell, or the kernel's frequency is wrong."""
 
@@ -97,11 +95,10 @@ class Clock:
 
     def to_ticks(self, cycles: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Kernel clock cycles → bus ticks; times before tick 0 become 0."""
-        ticks = np.empty(cycles.size, np.uint64)
-        _put_ticks(
-            cycles, np.uint64(self.origin_cycles), self.cycles_per_tick, self.origin_ticks, ticks
-        )
-        return ticks
+        since = (cycles - np.uint64(self.origin_cycles)).view(np.int64)
+        ticks = (since / self.cycles_per_tick).astype(np.int64) + self.origin_ticks
+        found: npt.NDArray[np.uint64] = np.maximum(ticks, 0).view(np.uint64)
+        return found
 
     def to_cycles(self, ticks: int) -> int:
         """A bus tick → kernel clock cycles, to a tick or so."""
@@ -115,20 +112,6 @@ class Clock:
     def summary(self) -> dict[str, Any]:
         """For ``summary.json``."""
         return asdict(self) | {"offset_ns": self.offset_ns}
-
-
-@bare
-def _put_ticks(
-    cycles: npt.NDArray[np.uint64],
-    origin_cycles: Integer,
-    cycles_per_tick: float,
-    origin_ticks: Integer,
-    ticks: npt.NDArray[np.uint64],
-) -> None:
-    for i in range(cycles.size):
-        since = np.int64(cycles[i] - origin_cycles)
-        at = np.int64(since / cycles_per_tick) + origin_ticks
-        ticks[i] = max(at, np.int64(0))
 
 
 def fit(
@@ -195,28 +178,18 @@ def _edge_below(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple
     return slope, float(y[a] - slope * x[a])
 
 
-@jit
 def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """Indices of the points, sorted by `x`, that no line between others runs below."""
-    hull = np.empty(x.size, np.int64)
-    n: Integer = 0
-    for i in range(x.size):
-        while n >= 2:
-            a, b = hull[n - 2], hull[n - 1]
-            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
+    xs, ys = x.tolist(), y.tolist()
+    hull: list[int] = []
+    for i, (at, value) in enumerate(zip(xs, ys, strict=True)):
+        while len(hull) >= 2:
+            a, b = hull[-2:]
+            if (ys[b] - ys[a]) * (at - xs[a]) < (value - ys[a]) * (xs[b] - xs[a]):
                 break
-            n -= 1
-        hull[n] = i
-        n += 1
-    return hull[:n]
-
-
-@bare
-def _least(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], slope: float) -> float:
-    least: float = y[0] - slope * x[0]
-    for i in range(1, x.size):
-        least = min(least, y[i] - slope * x[i])
-    return least
+            hull.pop()
+        hull.append(i)
+    return np.array(hull, np.int64)
 
 
 class _Edge:
@@ -235,7 +208,7 @@ class _Edge:
 
     def intercept(self, slope: float) -> float:
         """Of the line of this slope that touches the points."""
-        return float(self._sign * _least(self._x, self._y, self._sign * slope))
+        return float(self._sign * (self._y - self._sign * slope * self._x).min())
 
     def likelihood(self, slope: float) -> Callable[[float], float]:
         """The likelihood of slopes, as logarithm; `slope` is near the truth."""

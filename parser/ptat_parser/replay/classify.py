@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The loop over a chunk's accesses: what was each of them?"""
+"""The compiled loop over a chunk's accesses: what was each of them?
+
+`fast_path` counts nearly all reads. What is left, one access at a time: stores, reads of empty
+entries, reads that a fault event may be about, PMD entries among huge pages, and everything that
+no table explains.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +35,7 @@ from ptat_parser.replay.page_counts import (
     put_away,
     row_of_page,
 )
-from ptat_parser.replay.page_faults import (
-    LOW_32,
-    mark_stored,
-    timed_after,
-    timed_until,
-    watch_until,
-)
+from ptat_parser.replay.page_faults import apply_until, hold, mark_stored, next_event, watch_until
 from ptat_parser.replay.page_tables import (
     COUNT_BITS,
     COUNTED_MAX,
@@ -46,34 +45,17 @@ from ptat_parser.replay.page_tables import (
     page_number,
 )
 from ptat_parser.replay.state import (
-    EPOCH,
     EXAMPLES,
     FAULT,
-    FIRST_READ,
-    FIRST_ROW,
     GROUP,
     IN_MARKERS,
-    LAST_READ,
     MISS,
-    N_HELD,
-    N_OUTPUT,
     NO_ADDRESS,
     NO_TABLE,
     OUTSIDE_REGION,
-    READBACKS,
-    ROWS,
-    STORES,
-    STORES_UNOWNED,
-    UNEXPLAINED,
-    WALK_PMD,
-    WALK_PMD_TICKS,
-    WALKS_BROKEN,
-    WALKS_WHOLE,
     WATCH_GROUPS,
-    Accesses,
-    Config,
-    accesses_in,
-    room_in,
+    AccessesMemory,
+    RoomMemory,
 )
 from ptat_parser.replay.walks import count_walks, end_walk, pmd_kind, table_line
 
@@ -85,238 +67,241 @@ _ROW_MASK = np.uint32(ROW_MASK)
 _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
 
-@inlined
-def _unexplained(
-    time: Integer, address: Integer, reason: Integer, count: I64, examples: U64
-) -> None:
-    if count[UNEXPLAINED] < EXAMPLES:
-        examples[count[UNEXPLAINED], 0] = time
-        examples[count[UNEXPLAINED], 1] = address
-        examples[count[UNEXPLAINED], 2] = reason
-    count[UNEXPLAINED] += 1
+@bare
+def replay_accesses(
+    start: Integer, stop: Integer, chunk_memory: AccessesMemory, memory: RoomMemory
+) -> Integer:
+    """Replay the accesses ``start … stop``, between which no table event stands.
+
+    `chunk_memory` holds the `Accesses`, `memory` the `Room`. Returns where it came to, which is not
+    `stop` if the words are not those that the checksums are of.
+    """
+    chunk = chunk_memory.accesses
+    for group in range(start // GROUP, -(-stop // GROUP)):
+        first = group * GROUP
+        if memory.room.config.faults and first >= start and group % WATCH_GROUPS == 0:
+            watch_until(_horizon(group, chunk_memory, memory), memory)
+        if chunk.size and not _is_as_it_was(group, chunk_memory):
+            return max(first, start)
+        begin, end = max(start - first, 0), min(stop - first, GROUP)
+        if chunk.size:
+            block = chunk.blocks[group]
+            words = block[WORD_FIRST_RECORD:WORD_CHECK]
+            now = _time_at(words, 0, begin, block[WORD_TIME])
+            _replay_group(words, chunk.time, group, begin, end, now, chunk_memory, memory)
+        else:
+            words, time = chunk.words[first : first + GROUP], chunk.time[first : first + GROUP]
+            _replay_group(words, time, group, begin, end, _ZERO, chunk_memory, memory)
+    return stop
 
 
 @bare
-def replay_accesses(start: Integer, stop: Integer, chunk_memory: I64, memory: I64) -> Integer:
-    """Replay the accesses ``start … stop``, between which no table event stands.
-
-    `chunk_memory` keeps the `Accesses`, `memory` the `Room`. Returns where it came to, which is
-    not `stop` if reading failed.
-
-    Nearly all of them are left to `quick`.
-    """
-    chunk = accesses_in(chunk_memory)
-    t, out, held, timed, pages, count, examples, config, slots = room_in(memory)
-    base, size, marker_bytes = config.base, config.size, config.marker_bytes
-    first_place, places = base >> TO_ENTRY, size >> TO_ENTRY
-    line, faults, entries, records = config.line, config.faults, config.entries, config.records
-    levels, store_levels, frames = t.level, t.store_level, t.frame
-    parents, ranges, quick_slot = t.parent, t.range_of_frame, t.quick_slot
-    state, pending, mapped, owed, owed_ticks = t.state, t.pending, t.mapped, t.owed, t.owed_ticks
-    tally, counted_page, row_of = t.tally, t.counted_page, t.row_of
-    watched, waits, last_read = t.watched, t.waits, t.last_read
-    held_first, held_record, held_time = held.first, held.record, held.time
-    held_row, held_kind = held.row, held.kind
-    held_previous, held_stored = held.previous, held.stored
-    epoch = np.uint64(count[EPOCH])
-    in_line = np.uint64(ENTRIES - line)  # of an index: the line's first entry
-    out_time, out_page, out_kind = out.time, out.page, out.kind
-    n_output, first_row = count[N_OUTPUT], count[FIRST_ROW]
-    next_timed = timed_after(timed, count, config)
-    pmd_line = count[WALK_PMD]
-    lone_reads = 0  # of PTEs, without one of a PMD entry right before
-    blocks = chunk.size
-    time = chunk.time
-    done: Integer = stop
-
-    for group in range(start // GROUP, -(-stop // GROUP)):
-        first = group * GROUP
-        following, following_ticks = chunk.following.address, np.int64(chunk.following.ticks)
-        latest = np.uint64(chunk.last_ticks)  # no access of the group is later
-        now = _ZERO
-        i = max(start - first, 0)
-        end = min(stop - first, GROUP)
-        if faults and i == 0 and group % WATCH_GROUPS == 0:
-            count[N_OUTPUT] = n_output
-            watch_until(_horizon(chunk, group, config), t, timed, pages, count, config)
-        if blocks:
-            if not _is_as_it_was(chunk, group):
-                done = max(first, start)
+def _replay_group(
+    words: U64,
+    time: U64,
+    group: Integer,
+    start: Integer,
+    end: Integer,
+    now: Integer,
+    chunk_memory: AccessesMemory,
+    memory: RoomMemory,
+) -> None:
+    """Replay the accesses ``start … end`` of a group; `now`: time of the one before `start`."""
+    room = memory.room
+    slots, tally = room.slots, room.tally
+    following, following_ticks, latest = _after_group(group, chunk_memory)
+    next_timed = next_event(memory)
+    quick_end = _until(words, time, start, end, now, latest, next_timed)
+    pmds_here = find_slots(words, start, end, memory)
+    i = start
+    while i < end:
+        if tally.reads > 0 and i < quick_end and may_count(slots[i]):
+            began, before = i, now
+            i, now = count_reads(words, time, began, quick_end, before, memory)
+            if room.config.records:
+                put_reads(words, time, began, i, before, memory)
+            if pmds_here or room.cursors.walk_pmd >= 0:
+                count_walks(words, time, began, i, before, now, memory)
+            else:
+                tally.walks_broken += i - began
+            tally.reads += i - began
+            if i == end:
                 break
-            words = chunk.blocks[group, WORD_FIRST_RECORD:WORD_CHECK]
-            now = _time_at(words, 0, i, chunk.blocks[group, WORD_TIME])
-            if group + 1 < blocks:
-                latest = chunk.blocks[group + 1, WORD_TIME]
-                following, following_ticks = _read(
-                    chunk.blocks[group + 1, WORD_FIRST_RECORD], latest
-                )
+        word, before = words[i], now
+        now = time[i] if time.size else now + delta_of(word)
+        i += 1
+        if next_timed < now:
+            _apply_events(word, now, memory)
+            next_timed = next_event(memory)
+            quick_end = _until(words, time, i, end, now, latest, next_timed)
+            if tally.reads > 0 and may_count(slots[i - 1]):
+                # Nothing but the event was in the way.
+                i, now = i - 1, before
+                continue
+        if word & WRITE_BIT:
+            _replay_store(_address_of(word), now, memory)
+            continue
+        next_address, next_ticks = following, following_ticks
+        if i < words.size:
+            next_address, next_ticks = _read(words[i], now)
+            if time.size:
+                next_ticks = np.int64(time[i])
+        _replay_read(_address_of(word), now, next_address, next_ticks - np.int64(now), memory)
+    last, _ = _read(words[end - 1], _ZERO)
+    room.cursors.last_read = np.int64(last)
+
+
+@bare
+def _apply_events(word: Integer, now: Integer, memory: RoomMemory) -> None:
+    """Apply the events without a marker before an access."""
+    room = memory.room
+    if room.config.faults and word & WRITE_BIT:
+        # An event that has waited for so long is to know of this store, too.
+        entry = entry_at(_address_of(word), memory)
+        if entry >= 0:
+            mark_stored(entry & -room.config.line, memory)
+    apply_until(now, memory)
+
+
+@bare
+def _replay_store(address: Integer, now: Integer, memory: RoomMemory) -> None:
+    """Replay a store: it changes the state of its slot, and is counted for its page."""
+    room = memory.room
+    t, config, tally = room.t, room.config, room.tally
+    line = config.line
+    offset = address - config.base
+    if offset >= config.size:
+        _unexplained(now, address, OUTSIDE_REGION, memory)
+        return
+    if offset < config.marker_bytes:
+        return
+    tally.stores += 1
+    page = np.int64(offset >> TO_PAGE)
+    frame = np.int64(t.frame[page])
+    if frame < 0:
+        tally.stores_unowned += 1
+        return
+    slot = (frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES) & -line
+    if store(np.int64(t.store_level[page]), slot, line, memory):
+        put_away(slot, memory)
+    if config.faults:
+        mark_stored(slot, memory)
+    if t.level[page] and not config.skips:
+        number = page_number(t.range_of_frame[frame], slot % ENTRIES, line, line)
+        row = row_of_page(number, memory)
+        room.pages[row, P_STORES] += 1
+
+
+@bare
+def _replay_read(
+    address: Integer, now: Integer, next_address: Integer, gap: Integer, memory: RoomMemory
+) -> None:
+    """Replay a read. `next_address` is read `gap` ticks later, or `NO_ADDRESS` is next."""
+    room = memory.room
+    t, config, tally, cursors = room.t, room.config, room.tally, room.cursors
+    line = config.line
+    offset = address - config.base
+    if offset >= config.size:
+        _unexplained(now, address, OUTSIDE_REGION, memory)
+        return
+    page = np.int64(offset >> TO_PAGE)
+    frame = np.int64(t.frame[page])
+    level = np.int64(t.level[page])
+    slot = (frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES) & -line
+    if level == 1:
+        empty = t.state[slot] == EMPTY
+        kind = FAULT if empty else MISS
+        if tally.reads == 0:
+            cursors.first_read = (t.parent[frame] & -line) + 1
+        if cursors.walk_pmd < 0:
+            tally.walks_broken += 1
         else:
-            words = chunk.words[first : first + GROUP]
-            time = chunk.time[first : first + GROUP]
-            if first + GROUP < chunk.time.size:
-                following, _ = _read(chunk.words[first + GROUP], _ZERO)
-                following_ticks = np.int64(chunk.time[first + GROUP])
-        quick_end = _until(words, time, i, end, now, latest, next_timed)
-        pmds_here = find_slots(words, i, end, first_place, places, in_line, quick_slot, slots)
-        while i < end:
-            if n_output > 0 and i < quick_end and may_count(slots[i]):
-                began, before = i, now
-                i, now, count[ROWS] = count_reads(
-                    words, time, slots, began, quick_end, now, line, tally, epoch, counted_page,
-                    entries, parents, state, pending, mapped, ranges, watched, row_of, pages,
-                    count[ROWS],
-                )  # fmt: skip
-                if records:
-                    put_reads(
-                        words, time, slots, began, i, before, line, counted_page, ranges,
-                        out_time, out_page, n_output - first_row,
-                    )  # fmt: skip
-                if pmds_here or pmd_line >= 0:
-                    pmd_line = count_walks(
-                        words, time, slots, began, i, before, now, pmd_line, line, config.huge,
-                        parents, state, out_kind, n_output - first_row, count,
-                    )  # fmt: skip
-                else:
-                    lone_reads += i - began
-                n_output += i - began
-                if i == end:
-                    break
-
-            word = words[i]
-            before = now
-            now = now + delta_of(word) if blocks else time[i]
-            address = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-            i += 1
-            if next_timed < now:
-                count[N_OUTPUT] = n_output
-                if faults and word & WRITE_BIT:
-                    # An event that has waited for so long is to know of this store, too.
-                    entry = entry_at(address, frames, base, size)
-                    if entry >= 0:
-                        mark_stored(entry & -line, last_read, held_first, held_stored, count)
-                timed_until(now, t, out, held, timed, pages, count, config)
-                next_timed = timed_after(timed, count, config)
-                quick_end = _until(words, time, i, end, now, latest, next_timed)
-                if n_output > 0 and may_count(slots[i - 1]):
-                    # Nothing but the event was in the way.
-                    i, now = i - 1, before
-                    continue
-            offset = address - base
-            if offset >= size:
-                _unexplained(now, address, OUTSIDE_REGION, count, examples)
-                continue
-            page = np.int64(offset >> TO_PAGE)
-            frame = np.int64(frames[page])
-            level = levels[page]
-            slot = (frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES) & -line
-            if word & WRITE_BIT:
-                if offset < marker_bytes:
-                    continue
-                count[STORES] += 1
-                if frame < 0:
-                    count[STORES_UNOWNED] += 1
-                else:
-                    if store(store_levels[page], slot, line, state, pending, mapped):
-                        put_away(
-                            slot, line, tally, epoch, counted_page, parents, state, ranges, row_of,
-                            pages,
-                        )  # fmt: skip
-                    if faults:
-                        mark_stored(slot, last_read, held_first, held_stored, count)
-                    if level and not config.skips:
-                        number = page_number(ranges[frame], slot % ENTRIES, line, line)
-                        row, count[ROWS] = row_of_page(number, row_of, pages, count[ROWS])
-                        pages[row, P_STORES] += 1
-                continue
-
-            if level == 1:
-                empty = state[slot] == EMPTY
-                kind = FAULT if empty else MISS
-                if n_output == 0:
-                    count[FIRST_READ] = (parents[frame] & -line) + 1
-                if pmd_line < 0:
-                    lone_reads += 1
-                else:
-                    end_walk(pmd_line, parents[frame], now, count, line)
-                    pmd_line = -1
-            elif level == 2:
-                if i < words.size:
-                    next_address, next_ticks = _read(words[i], now)
-                    gap = (next_ticks if blocks else np.int64(time[i])) - np.int64(now)
-                else:
-                    next_address, gap = following, following_ticks - np.int64(now)
-                next_line = table_line(next_address, levels, frames, parents, config)
-                kind, empty, goes_on = pmd_kind(slot, gap, next_line, state, count, config)
-                if n_output == 0:
-                    count[FIRST_READ] = -1
-                count[WALKS_BROKEN] += pmd_line >= 0
-                count[WALKS_WHOLE] += not goes_on
-                pmd_line = slot if goes_on else -1
-                count[WALK_PMD_TICKS] = now
-            else:
-                if address == config.readback:
-                    count[READBACKS] += 1
-                    continue
-                reason = IN_MARKERS if offset < marker_bytes else NO_TABLE
-                _unexplained(now, address, reason, count, examples)
-                continue
-
-            if kind == MISS:
-                number = page_of_line(slot, line, level, entries, ranges, state, mapped)
-            else:
-                number = page_number(ranges[frame], slot % ENTRIES, line, line)
-            count[ROWS] = note_read(number, now, row_of, pages, count[ROWS])
-            row = np.int64(row_of[number] & _ROW_MASK)
-            if records:
-                at_record = np.uint64(n_output - first_row)
-                put_passing(out_time, at_record, now)
-                put_passing(out_page, at_record, np.uint32(number))
-                out_kind[at_record] = kind
-            if kind == MISS and level == 1:
-                known = tally[slot] & _COUNT_MASK
-                if line > 1:
-                    counted_page[slot // line] = number
-                if known == COUNTED_MAX:
-                    pages[row, P_MISSES] += COUNTED_MAX
-                    known = _ZERO
-                tally[slot] = now - epoch << _COUNT_SHIFT | known + _ONE
-            else:
-                pages[row, P_LAST] = now
-                pages[row, P_MISSES] += kind == MISS
-            n_output += 1
-            if kind == MISS:
-                if faults:
-                    at = count[N_HELD] - held_first[0]
-                    held_record[at] = n_output - 1
-                    held_time[at] = now
-                    held_row[at] = row
-                    held_kind[at] = MISS
-                    held_previous[at] = last_read[slot]
-                    held_stored[at] = False
-                    waits[frame] = True
-                    count[N_HELD] += 1
-                    last_read[slot] = count[N_HELD] & LOW_32
-            elif kind == FAULT:
-                pages[row, P_FAULTED] += 1
-                if faults and empty and owed[slot] < 255:
-                    waits[frame] = True
-                    owed[slot] += 1
-                    owed_ticks[slot] = now
-        last, _ = _read(words[end - 1], _ZERO)
-        count[LAST_READ] = np.int64(last)
-    count[N_OUTPUT] = n_output
-    count[WALK_PMD] = pmd_line
-    count[WALKS_BROKEN] += lone_reads
-    return done
+            end_walk(t.parent[frame], now, memory)
+            cursors.walk_pmd = -1
+    elif level == 2:
+        next_line = table_line(next_address, memory)
+        kind, empty, goes_on = pmd_kind(slot, gap, next_line, memory)
+        if tally.reads == 0:
+            cursors.first_read = -1
+        tally.walks_broken += cursors.walk_pmd >= 0
+        tally.walks_whole += not goes_on
+        cursors.walk_pmd = slot if goes_on else -1
+        cursors.walk_pmd_ticks = now
+    elif address == config.readback:
+        tally.readbacks += 1
+        return
+    else:
+        reason = IN_MARKERS if offset < config.marker_bytes else NO_TABLE
+        _unexplained(now, address, reason, memory)
+        return
+    _count_read(slot, level, kind, empty, now, memory)
 
 
-@inlined
-def _horizon(chunk: Accesses, first: Integer, config: Config) -> Integer:
+@bare
+def _count_read(
+    slot: Integer, level: Integer, kind: Integer, empty: bool, now: Integer, memory: RoomMemory
+) -> None:
+    """Count a read of a known kind for its page, and append it to the records."""
+    room = memory.room
+    t, config, tally, pages = room.t, room.config, room.tally, room.pages
+    line = config.line
+    frame = slot // ENTRIES
+    if kind == MISS:
+        number = page_of_line(slot, level, memory)
+    else:
+        number = page_number(t.range_of_frame[frame], slot % ENTRIES, line, line)
+    note_read(number, now, memory)
+    row = np.int64(t.row_of[number] & _ROW_MASK)
+    if config.records:
+        at_record = np.uint64(tally.reads - room.cursors.first_row)
+        put_passing(room.out.time, at_record, now)
+        put_passing(room.out.page, at_record, np.uint32(number))
+        room.out.kind[at_record] = kind
+    if kind == MISS and level == 1:
+        known: Integer = t.tally[slot] & _COUNT_MASK
+        if line > 1:
+            t.counted_page[slot // line] = number
+        if known == COUNTED_MAX:
+            pages[row, P_MISSES] += COUNTED_MAX
+            known = _ZERO
+        t.tally[slot] = now - np.uint64(room.cursors.epoch) << _COUNT_SHIFT | known + _ONE
+    else:
+        pages[row, P_LAST] = now
+        pages[row, P_MISSES] += kind == MISS
+    if kind == MISS:
+        if config.faults:
+            hold(now, row, slot, memory)
+    elif kind == FAULT:
+        pages[row, P_FAULTED] += 1
+        if config.faults and empty and t.owed[slot] < 255:
+            t.waits[frame] = True
+            t.owed[slot] += 1
+            t.owed_ticks[slot] = now
+    tally.reads += 1
+
+
+@bare
+def _unexplained(now: Integer, address: Integer, reason: Integer, memory: RoomMemory) -> None:
+    room = memory.room
+    tally, examples = room.tally, room.examples
+    if tally.unexplained < EXAMPLES:
+        examples[tally.unexplained, 0] = now
+        examples[tally.unexplained, 1] = address
+        examples[tally.unexplained, 2] = reason
+    tally.unexplained += 1
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+@bare
+def _horizon(first: Integer, chunk_memory: AccessesMemory, memory: RoomMemory) -> Integer:
     """When no fault event is about one of the `WATCH_GROUPS` groups from `first` on any more.
 
     As near as can be told: reads that an event to come may be about take longer.
     """
-    later = first + WATCH_GROUPS + config.held_groups
+    chunk = chunk_memory.accesses
+    later = first + WATCH_GROUPS + memory.room.config.held_groups
     if not chunk.size:
         at = later * GROUP
         return chunk.time[at] if at < chunk.time.size else chunk.following.horizon
@@ -325,25 +310,49 @@ def _horizon(chunk: Accesses, first: Integer, config: Config) -> Integer:
     return chunk.blocks[later, WORD_TIME]
 
 
-@inlined
-def _is_as_it_was(chunk: Accesses, block: Integer) -> bool:
-    """Whether a block's piece has the sums that it must have, if any are known."""
+@bare
+def _is_as_it_was(block: Integer, chunk_memory: AccessesMemory) -> bool:
+    """Whether a block's piece has the checksums that it must have, if any are known."""
+    chunk = chunk_memory.accesses
     piece = block // PIECE_BLOCKS
     if chunk.sums.size and piece != chunk.checked[0]:
         first = piece * PIECE_BLOCKS
-        words = chunk.blocks[first : min(first + PIECE_BLOCKS, chunk.size)]
-        if sum_up(words) != (chunk.sums[piece, 0], chunk.sums[piece, 1]):
+        total, by_place = sum_up(chunk.blocks[first : min(first + PIECE_BLOCKS, chunk.size)])
+        if total != chunk.sums[piece, 0] or by_place != chunk.sums[piece, 1]:
             return False
         chunk.checked[0] = piece
     return True
 
 
+@bare
+def _after_group(group: Integer, chunk_memory: AccessesMemory) -> tuple[Integer, Integer, Integer]:
+    """Address and time of a read right after a group, and a time that no access of it is after."""
+    chunk = chunk_memory.accesses
+    latest = np.uint64(chunk.last_ticks)
+    if chunk.size:
+        if group + 1 < chunk.size:
+            latest = chunk.blocks[group + 1, WORD_TIME]
+            address, ticks = _read(chunk.blocks[group + 1, WORD_FIRST_RECORD], latest)
+            return address, ticks, latest
+    else:
+        after = (group + 1) * GROUP
+        if after < chunk.time.size:
+            address, _ = _read(chunk.words[after], _ZERO)
+            return address, np.int64(chunk.time[after]), latest
+    return chunk.following.address, np.int64(chunk.following.ticks), latest
+
+
 @inlined
+def _address_of(word: Integer) -> Integer:
+    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+
+
+@bare
 def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
     """Address of an access if it is a read, and its time if `before` is that of the one before."""
     if word & WRITE_BIT:
-        return NO_ADDRESS, 0
-    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT, np.int64(before + delta_of(word))
+        return NO_ADDRESS, np.int64(0)
+    return _address_of(word), np.int64(before + delta_of(word))
 
 
 @bare

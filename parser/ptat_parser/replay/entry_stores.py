@@ -6,33 +6,35 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare, inlined
+from ptat_parser.compiled.jit import Integer, bare
 from ptat_parser.replay.page_tables import CLEARING, ENTRIES, NOTHING_PENDING, PAGE_SHIFT, WRITTEN
+from ptat_parser.replay.state import RoomMemory
 
 U64 = npt.NDArray[np.uint64]
-U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
 
 TO_PAGE, TO_ENTRY = np.uint64(PAGE_SHIFT), np.uint64(3)
 """Shifts from an address in bytes."""
 
 
-@inlined
-def entry_at(
-    address: Integer, frames: npt.NDArray[np.int32], base: Integer, size: Integer
-) -> Integer:
+@bare
+def entry_at(address: Integer, memory: RoomMemory) -> Integer:
     """Number of the entry at an address, or -1 where no table is."""
-    offset = address - base
-    if offset >= size:
+    room = memory.room
+    offset = address - room.config.base
+    if offset >= room.config.size:
         return -1
-    frame = np.int64(frames[np.int64(offset >> TO_PAGE)])
+    frame = np.int64(room.t.frame[np.int64(offset >> TO_PAGE)])
     if frame < 0:
         return -1
     return frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES
 
 
-@inlined
-def store(level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, mapped: U8) -> bool:
-    """A store to the line of entries at `slot`; whether fewer PTEs of it are mapped then."""
+@bare
+def store(level: Integer, slot: Integer, line: Integer, memory: RoomMemory) -> bool:
+    """Store to the `line` entries at `slot`; whether fewer PTEs of it are mapped then."""
+    t = memory.room.t
+    state, pending, mapped = t.state, t.pending, t.mapped
     cleared = False
     if level == 1:
         state[slot] = WRITTEN
@@ -49,21 +51,11 @@ def store(level: Integer, slot: Integer, line: Integer, state: U8, pending: U8, 
 
 
 @bare
-def store_all(
-    address: U64,
-    start: Integer,
-    end: Integer,
-    base: Integer,
-    size: Integer,
-    frames: npt.NDArray[np.int32],
-    store_levels: U8,
-    state: U8,
-    pending: U8,
-    mapped: U8,
-) -> None:
-    """What the stores ``start … end`` do, each to an entry of its own."""
+def store_all(address: U64, start: Integer, end: Integer, memory: RoomMemory) -> None:
+    """Store to the addresses ``start … end``, each an entry of its own."""
+    room = memory.room
     for i in range(start, end):
-        entry = entry_at(address[i], frames, base, size)
+        entry = entry_at(address[i], memory)
         if entry >= 0:
-            level = store_levels[np.int64(address[i] - base >> TO_PAGE)]
-            store(level, entry, 1, state, pending, mapped)
+            level = room.t.store_level[np.int64(address[i] - room.config.base >> TO_PAGE)]
+            store(level, entry, 1, memory)

@@ -5,6 +5,8 @@
 and stops at the first access that `classify` must look at. A table that needs a closer look has
 `page_tables.NO_SLOT` as its first slot. The counts of these slots are always 0, so that one
 comparison in the inner loop finds every access that is not plain.
+
+The inner loop waits for memory only for the word that counts a slot's reads, and prefetches that.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ptat_parser.compiled.jit import (
     put_apart,
     put_passing,
 )
-from ptat_parser.replay.page_counts import AHEAD, P_MISSES, ROW_MASK_U32, note_read, page_of_line
+from ptat_parser.replay.entry_stores import TO_ENTRY
+from ptat_parser.replay.page_counts import P_MISSES, note_read, page_of_line
 from ptat_parser.replay.page_tables import (
     COUNT_BITS,
     COUNTED_MAX,
@@ -35,6 +38,7 @@ from ptat_parser.replay.page_tables import (
     NO_PARENT,
     NOTHING_PENDING,
     OF_PMDS,
+    ROW_MASK,
     TABLE,
     UNTRACED,
     WITH_LEAVES,
@@ -42,79 +46,33 @@ from ptat_parser.replay.page_tables import (
     holds_pmds,
     page_counted,
 )
-from ptat_parser.replay.state import PMD_READ
+from ptat_parser.replay.state import PMD_READ, RoomMemory
 
 U64 = npt.NDArray[np.uint64]
-U32 = npt.NDArray[np.uint32]
-I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
-
 
 _PLACE = ACCESS_ADDRESS_MASK | WRITE_BIT  # a write is outside of any region
-
-
 _PAGE_SHIFT = np.uint64(9)  # of addresses in units of 8 bytes
-
-
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
-
-
 _ENTRY = np.uint64(ENTRIES - 1)
-
-
 _OF_PMDS, _SLOT = np.uint32(OF_PMDS), np.uint32(OF_PMDS - 1)
-
-
+_ROW_MASK = np.uint32(ROW_MASK)
 _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
+AHEAD = 64
+"""Prefetch distance, in reads, of the word that counts a slot's reads."""
 
 WORDS_AHEAD = PIECE_BLOCKS * wire.BLOCK_WORDS
-"""So many words of a capture before one, it is fetched: while it is mapped, from memory."""
-
-
-@inlined
-def _is_plain(
-    slot: Integer,
-    line: Integer,
-    parents: I64,
-    state: U8,
-    pending: U8,
-    range_of_frame: I32,
-    watched: I32,
-) -> bool:
-    """Whether what reads of a line are follows from what its entries are, until these change."""
-    frame = slot // ENTRIES
-    if not holds_pmds(parents[frame]):
-        return bool(state[slot] != EMPTY)
-    leaves: Integer = 0
-    tables: Integer = 0
-    for s in range(slot, slot + line):
-        if pending[s] != NOTHING_PENDING or state[s] == UNTRACED:
-            return False
-        leaves += state[s] == LEAF
-        tables += state[s] == TABLE
-    if leaves:
-        return bool(tables == 0 and watched[range_of_frame[frame]] == 0)
-    return bool(tables == line)
+"""Prefetch distance, in words, of a capture that is mapped and not copied."""
 
 
 @bare
-def find_slots(
-    words: U64,
-    start: Integer,
-    end: Integer,
-    base: Integer,
-    size: Integer,
-    in_line: Integer,
-    quick_slot: U32,
-    slots: U32,
-) -> bool:
-    """The slot that each access from `start` to `end` reads, if `count_reads` may count it.
-
-    `base`, `size`: of the region, in units of 8 bytes; `in_line`: bits of a slot's index that a bus
-    address shows. Returns whether PMD entries are among the slots.
-    """
+def find_slots(words: U64, start: Integer, end: Integer, memory: RoomMemory) -> bool:
+    """Fill `Room.slots` for the accesses ``start … end``; whether PMD entries are among them."""
+    room = memory.room
+    config, quick_slot, slots = room.config, room.t.quick_slot, room.slots
+    base, size = config.base >> TO_ENTRY, config.size >> TO_ENTRY
+    in_line = np.uint64(ENTRIES - config.line)  # of an index: the line's first entry
     i, stop = np.uint64(start), np.uint64(end)
     flags = np.uint32(0)
     while i < stop:
@@ -128,47 +86,72 @@ def find_slots(
 
 @inlined
 def may_count(slot: Integer) -> bool:
-    """Whether `count_reads` may count an access; asking first spares many calls for nothing."""
+    """Whether `count_reads` may count an access."""
     return bool(slot >= ENTRIES)
 
 
 @bare
-def count_reads(
-    words: U64,
-    time: U64,
-    slots: U32,
-    start: Integer,
-    end: Integer,
-    now: Integer,
-    line: Integer,
-    tally: U64,
-    epoch: Integer,
-    counted_page: U32,
-    narrows: bool,
-    parents: I64,
-    state: U8,
-    pending: U8,
-    mapped: U8,
-    range_of_frame: I32,
-    watched: I32,
-    row_of: U32,
-    pages: I64,
-    rows: Integer,
-) -> tuple[Integer, Integer, Integer]:
-    """Count the reads from `start` on, up to the first access that needs a closer look.
+def _is_plain(slot: Integer, memory: RoomMemory) -> bool:
+    """Whether the kind of a line's reads follows from its entries until these change."""
+    room = memory.room
+    t, line = room.t, room.config.line
+    state, pending = t.state, t.pending
+    frame = slot // ENTRIES
+    if not holds_pmds(t.parent[frame]):
+        return bool(state[slot] != EMPTY)
+    leaves: Integer = 0
+    tables: Integer = 0
+    for s in range(slot, slot + line):
+        if pending[s] != NOTHING_PENDING or state[s] == UNTRACED:
+            return False
+        leaves += state[s] == LEAF
+        tables += state[s] == TABLE
+    if leaves:
+        return bool(tables == 0 and t.watched[t.range_of_frame[frame]] == 0)
+    return bool(tables == line)
 
-    Times are those of `time`, or where that is empty, told from `now`, the time of the access
-    before `start`. `slots`, which has room for `AHEAD` more, is what `find_slots` found; `line`:
-    entries that a bus address stands for; `narrows`: see `page_of_line`; `rows`: how many pages
-    have. Returns where that access is, the time of the one before it, and how many rows there are.
+
+@bare
+def _begin_to_count(slot: Integer, now: Integer, memory: RoomMemory) -> None:
+    """Note the first read of a slot since its count was 0."""
+    room = memory.room
+    level = 2 if holds_pmds(room.t.parent[slot // ENTRIES]) else 1
+    page = page_of_line(slot, level, memory)
+    note_read(page, now, memory)
+    if room.config.line > 1:
+        room.t.counted_page[slot // room.config.line] = page
+
+
+@bare
+def _move_full_count(slot: Integer, memory: RoomMemory) -> None:
+    """Move `COUNTED_MAX` reads of a slot to the row of its page."""
+    room = memory.room
+    t = room.t
+    if are_misses(slot, t.parent, t.state):
+        page = page_counted(slot, room.config.line, t.counted_page, t.range_of_frame)
+        room.pages[np.int64(t.row_of[page] & _ROW_MASK), P_MISSES] += COUNTED_MAX
+
+
+@bare
+def count_reads(
+    words: U64, time: U64, start: Integer, end: Integer, now: Integer, memory: RoomMemory
+) -> tuple[Integer, Integer]:
+    """Count the reads from `start` on, up to the first access that is not plain.
+
+    Times are those of `time`, or where that is empty, the sum of the words' deltas and `now`, the
+    time of the access before `start`. `Room.slots` is what `find_slots` found. Returns where that
+    access is and the time of the one before it.
     """
+    room = memory.room
+    slots, tally = room.slots, room.t.tally
+    epoch = np.uint64(room.cursors.epoch)
     timed = time.size > 0
     # Unsigned indices take no check of their sign.
     i, stop = np.uint64(start), np.uint64(end)
     ahead = np.uint64(AHEAD)
     later = np.uint64(WORDS_AHEAD)
     while True:
-        # The inner loop, whose one branch is that a number is 0 or full.
+        # The inner loop. Its one branch is taken where a count is 0 or full.
         slot, known, before = _ZERO, _ZERO, now
         while i < stop:
             prefetch(tally, np.uint64(slots[i + ahead]))
@@ -182,43 +165,32 @@ def count_reads(
             tally[slot] = now - epoch << _COUNT_SHIFT | known
             i += _ONE
         if i == stop:
-            return end, now, rows
+            return end, now
         here = np.int64(slot)
         if known == 0:
-            if are_misses(here, parents, state):
-                page = page_counted(here, line, counted_page, range_of_frame)
-                pages[np.int64(row_of[page] & ROW_MASK_U32), P_MISSES] += COUNTED_MAX
+            _move_full_count(here, memory)
+        elif not may_count(here) or not _is_plain(here, memory):
+            return np.int64(i), before
         else:
-            if not may_count(here) or not _is_plain(
-                here, line, parents, state, pending, range_of_frame, watched
-            ):
-                return np.int64(i), before, rows
-            level = 2 if holds_pmds(parents[here // ENTRIES]) else 1
-            page = page_of_line(here, line, level, narrows, range_of_frame, state, mapped)
-            rows = note_read(page, now, row_of, pages, rows)
-            if line > 1:
-                counted_page[here // line] = page
+            _begin_to_count(here, now, memory)
         tally[slot] = now - epoch << _COUNT_SHIFT | _ONE
         i += _ONE
 
 
 @bare
 def put_reads(
-    words: U64,
-    time: U64,
-    slots: U32,
-    start: Integer,
-    end: Integer,
-    now: Integer,
-    line: Integer,
-    counted_page: U32,
-    range_of_frame: I32,
-    out_time: U64,
-    out_page: U32,
-    at: Integer,
+    words: U64, time: U64, start: Integer, end: Integer, now: Integer, memory: RoomMemory
 ) -> None:
-    """Write time and page of reads that `count_reads` counted to the records, from `at` on."""
+    """Append time and page of reads that `count_reads` counted to the records.
+
+    `now`: time of the access before `start`. The output uses non-temporal stores.
+    """
+    room = memory.room
+    slots, counted_page = room.slots, room.t.counted_page
+    range_of_frame, line = room.t.range_of_frame, room.config.line
+    out_time, out_page = room.out.time, room.out.page
     timed = time.size > 0
+    at = room.tally.reads - room.cursors.first_row
     i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
     line_shift = np.uint64(ones(np.uint64(line - 1)))
     while i < stop:
@@ -235,22 +207,17 @@ def put_reads(
 
 
 @bare
-def pair_reads(
-    slots: U32,
-    start: Integer,
-    end: Integer,
-    pmd_slot: Integer,
-    line: Integer,
-    parents: I64,
-) -> tuple[bool, Integer, Integer]:
-    """Count walks, whole and broken ones, among reads that `count_reads` counted.
+def pair_reads(start: Integer, end: Integer, memory: RoomMemory) -> tuple[bool, Integer, Integer]:
+    """Count the whole and the broken walks among reads that `count_reads` counted.
 
-    False where huge pages may be among them: these are to be told from tables, then. `pmd_slot`:
-    the read before `start`, if that was of a PMD entry, or -1.
+    False where huge pages may be among the reads: then their tables must be looked at.
     """
-    # Several at a time where a core has instructions for that: nothing is stored here.
-    i, stop, in_line = np.uint64(start), np.uint64(end), -line
-    before, was_pmd = np.int64(pmd_slot), np.int64(pmd_slot >= 0)
+    # Nothing is stored here, so that a core does several at a time if it can.
+    room = memory.room
+    slots, parents, in_line = room.slots, room.t.parent, -room.config.line
+    i, stop = np.uint64(start), np.uint64(end)
+    before = room.cursors.walk_pmd
+    was_pmd = np.int64(before >= 0)
     least = np.int64(NO_PARENT)
     pmds: Integer = 0
     pmds_of_pmds: Integer = 0
@@ -269,10 +236,11 @@ def pair_reads(
 
 
 @bare
-def put_kinds(
-    slots: U32, start: Integer, end: Integer, parents: I64, out_kind: U8, at: Integer
-) -> None:
+def put_kinds(start: Integer, end: Integer, memory: RoomMemory) -> None:
     """Write the kinds of reads that `count_reads` counted, none of which is of a huge page."""
+    room = memory.room
+    slots, parents, out_kind = room.slots, room.t.parent, room.out.kind
+    at = room.tally.reads - room.cursors.first_row
     i, stop, first_record = np.uint64(start), np.uint64(end), np.uint64(at - start)
     while i < stop:
         parent = get_apart(parents, np.uint64(slots[i]) >> _PAGE_SHIFT)

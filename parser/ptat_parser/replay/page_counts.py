@@ -11,17 +11,24 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare, inlined, jit, prefetch
-from ptat_parser.replay.page_tables import ENTRIES, LEAF, ROW_MASK, page_number, take, take_all
+from ptat_parser.compiled.jit import Integer, bare
+from ptat_parser.replay.page_tables import (
+    COUNT_BITS,
+    COUNTED_MAX,
+    ENTRIES,
+    LEAF,
+    ROW_MASK,
+    Counts,
+    are_misses,
+    page_counted,
+    page_number,
+)
+from ptat_parser.replay.state import RoomMemory
 
-U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
-I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 
-
-# Columns of what is counted of pages. A page's row is hardly more than a cache line.
+# Columns of the counts of a page. A page's row is hardly more than a cache line.
 (
     P_PAGE,  # its number: see `page_number`
     P_MISSES,
@@ -30,64 +37,53 @@ U8 = npt.NDArray[np.uint8]
     P_FIRST,  # time of the first read, or `NEVER_READ`
     P_LAST,
 ) = range(6)
-
-
 PAGE_COLUMNS = 6
-
 
 NEVER_READ = np.iinfo(np.int64).max
 
-
-ROW_MASK_U32, WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
-
-
-AHEAD = 64
-"""So many reads before one, its word is fetched."""
+_ROW_MASK, _WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
 
 
-@inlined
-def row_of_page(number: Integer, row_of: U32, pages: I64, rows: Integer) -> tuple[Integer, Integer]:
-    """A page's row, which it has from now on, and how many there are then."""
-    row = np.int64(row_of[number] & ROW_MASK_U32)
+# In compiled code ---------------------------------------------------------------------------------
+
+
+@bare
+def row_of_page(number: Integer, memory: RoomMemory) -> Integer:
+    """The row of a page, which is made if it has none."""
+    room = memory.room
+    row = np.int64(room.t.row_of[number] & _ROW_MASK)
     if row == 0:
-        rows += 1
-        row = rows
-        row_of[number] = row
-        pages[row, P_PAGE] = number
-        pages[row, P_FIRST] = NEVER_READ
-    return row, rows
+        cursors = room.cursors
+        cursors.rows += 1
+        row = cursors.rows
+        room.t.row_of[number] = row
+        room.pages[row, P_PAGE] = number
+        room.pages[row, P_FIRST] = NEVER_READ
+    return row
 
 
-@inlined
-def note_read(number: Integer, now: Integer, row_of: U32, pages: I64, rows: Integer) -> Integer:
-    """Note the first read of a page; how many rows there are then.
+@bare
+def note_read(number: Integer, now: Integer, memory: RoomMemory) -> None:
+    """Note the time of a page's first read. Later reads do not touch its row."""
+    row_of = memory.room.t.row_of
+    if not row_of[number] & _WAS_READ:
+        row = row_of_page(number, memory)
+        row_of[number] |= _WAS_READ
+        memory.room.pages[row, P_FIRST] = now
 
-    Most pages were read before, and their rows are in no cache.
+
+@bare
+def page_of_line(slot: Integer, level: Integer, memory: RoomMemory) -> Integer:
+    """Number of the page that a miss of a line is of, or of the run of pages it may be of.
+
+    Known candidates are the PMD entries that map huge pages and, where entry events were recorded,
+    the PTEs that are mapped.
     """
-    if not row_of[number] & WAS_READ:
-        row, rows = row_of_page(number, row_of, pages, rows)
-        row_of[number] |= WAS_READ
-        pages[row, P_FIRST] = now
-    return rows
-
-
-@inlined
-def page_of_line(
-    slot: Integer,
-    line: Integer,
-    level: Integer,
-    narrows: bool,
-    range_of_frame: I32,
-    state: U8,
-    mapped: U8,
-) -> Integer:
-    """Number of the page, or pages, that a miss of a line may be of, from what is known of it.
-
-    `narrows`: which entries of a table of PTEs are mapped is known.
-    """
+    room = memory.room
+    state, mapped, line = room.t.state, room.t.mapped, room.config.line
     first: Integer = line
     end: Integer = 0
-    if line > 1 and (narrows or level == 2):
+    if line > 1 and (room.config.entries or level == 2):
         for i in range(line):
             candidate = state[slot + i] == LEAF if level == 2 else mapped[slot + i] != 0
             if candidate:
@@ -95,137 +91,58 @@ def page_of_line(
                 end = i + 1
     if end == 0:
         first, end = 0, line
-    return page_number(range_of_frame[slot // ENTRIES], slot % ENTRIES + first, end - first, line)
-
-
-@inlined
-def put_away(
-    slot: Integer,
-    line: Integer,
-    tally: U64,
-    epoch: Integer,
-    counted_page: U32,
-    parents: I64,
-    state: U8,
-    range_of_frame: I32,
-    row_of: U32,
-    pages: I64,
-) -> None:
-    """Move what was counted of a line to the row of its page: what comes may be of another."""
-    if tally[slot]:
-        row, misses, last_ticks = take(
-            slot, line, tally, epoch, counted_page, parents, state, range_of_frame, row_of
-        )
-        pages[row, P_MISSES] += misses
-        pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks)
-
-
-@jit
-def collect(
-    slots: Integer,
-    tally: U64,
-    epoch_ticks: Integer,
-    counted_page: U32,
-    parents: I64,
-    state: U8,
-    range_of_frame: I32,
-    row_of: U32,
-    line: Integer,
-    pages: I64,
-) -> None:
-    """Move what was counted of the first so many slots to the rows of their pages."""
-    rows = np.empty(ENTRIES, np.uint32)
-    misses, last_ticks = np.empty(ENTRIES, np.int64), np.empty(ENTRIES, np.int64)
-    for first in range(0, slots, ENTRIES):
-        n = take_all(
-            first, first + ENTRIES, tally, counted_page, state, parents, range_of_frame, row_of,
-            line, epoch_ticks, rows, misses, last_ticks, 0,
-        )  # fmt: skip
-        add_counts(pages, rows[:n], misses[:n], last_ticks[:n])
-
-
-@jit
-def add_counts(pages: I64, rows: U32, misses: I64, last_ticks: I64) -> None:
-    """Add `rpt.Counts` to the rows of pages."""
-    flat = pages.reshape(-1)  # of memory that is in no cache
-    for i in range(rows.size):
-        prefetch(flat, np.uint64(rows[min(i + AHEAD, rows.size - 1)]) * np.uint64(PAGE_COLUMNS))
-        row = np.int64(rows[i])
-        pages[row, P_MISSES] += misses[i]
-        pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks[i])
-
-
-@jit
-def in_order(row_of: U32, pages: I64, columns: I64) -> None:
-    """Fill columns with the rows of pages, in the order of their numbers."""
-    flat = pages.reshape(-1)  # of memory that is in no cache
-    rows = np.empty(columns.shape[1] + AHEAD, np.int64)
-    n: Integer = 0
-    for number in range(row_of.size):
-        row = np.int64(row_of[number] & ROW_MASK_U32)
-        if row:
-            rows[n] = row
-            n += 1
-    rows[n:] = 0
-    for i in range(n):
-        prefetch(flat, np.uint64(rows[i + AHEAD] * PAGE_COLUMNS))
-        for column in range(PAGE_COLUMNS):
-            columns[column, i] = pages[rows[i], column]
-
-
-@jit
-def drop_unread(columns: I64) -> Integer:
-    """Move the pages that were read to the front, in their order; how many they are."""
-    n: Integer = 0
-    for i in range(columns.shape[1]):
-        if columns[P_FIRST, i] != NEVER_READ:
-            if n < i:
-                for column in range(PAGE_COLUMNS):
-                    columns[column, n] = columns[column, i]
-            n += 1
-    return n
+    range_ = room.t.range_of_frame[slot // ENTRIES]
+    return page_number(range_, slot % ENTRIES + first, end - first, line)
 
 
 @bare
-def count_of_both(one: I64, other: I64) -> Integer:
-    """How many pages there are in columns that are in order."""
-    alike, i = 0, 0
-    for j in range(other.shape[1]):
-        while i < one.shape[1] and one[P_PAGE, i] < other[P_PAGE, j]:
-            i += 1
-        alike += i < one.shape[1] and one[P_PAGE, i] == other[P_PAGE, j]
-    return one.shape[1] + other.shape[1] - alike
+def put_away(slot: Integer, memory: RoomMemory) -> None:
+    """Move the counts of a line to the row of its page: the next reads may be of another."""
+    room = memory.room
+    t, pages = room.t, room.pages
+    counted = t.tally[slot]
+    if not counted:
+        return
+    t.tally[slot] = 0
+    page = page_counted(slot, room.config.line, t.counted_page, t.range_of_frame)
+    row = np.int64(t.row_of[page] & _ROW_MASK)
+    if are_misses(slot, t.parent, t.state):
+        pages[row, P_MISSES] += np.int64(counted & np.uint64(COUNTED_MAX))
+    last_ticks = room.cursors.epoch + np.int64(counted >> np.uint64(COUNT_BITS))
+    pages[row, P_LAST] = max(pages[row, P_LAST], last_ticks)
 
 
-@jit
-def merge(one: I64, other: I64, merged: I64) -> None:
-    """Merge columns that are in order, to as many as `count_of_both` says.
+# All pages ----------------------------------------------------------------------------------------
 
-    To `one` itself if these are no more.
-    """
-    i: Integer = 0
-    j: Integer = 0
-    n: Integer = 0
-    while i < one.shape[1] and j < other.shape[1]:
-        if one[P_PAGE, i] < other[P_PAGE, j]:
-            merged[:, n] = one[:, i]
-            i += 1
-        elif one[P_PAGE, i] > other[P_PAGE, j]:
-            merged[:, n] = other[:, j]
-            j += 1
-        else:
-            merged[P_PAGE, n] = one[P_PAGE, i]
-            merged[P_MISSES, n] = one[P_MISSES, i] + other[P_MISSES, j]
-            merged[P_FAULTED, n] = one[P_FAULTED, i] + other[P_FAULTED, j]
-            merged[P_STORES, n] = one[P_STORES, i] + other[P_STORES, j]
-            merged[P_FIRST, n] = min(one[P_FIRST, i], other[P_FIRST, j])
-            merged[P_LAST, n] = max(one[P_LAST, i], other[P_LAST, j])
-            i += 1
-            j += 1
-        n += 1
-    for k in range(i, one.shape[1]):
-        merged[:, n] = one[:, k]
-        n += 1
-    for k in range(j, other.shape[1]):
-        merged[:, n] = other[:, k]
-        n += 1
+
+def add_counts(pages: I64, counts: Counts) -> None:
+    """Add the counts of slots to the rows of their pages."""
+    np.add.at(pages[:, P_MISSES], counts.row, counts.misses)
+    np.maximum.at(pages[:, P_LAST], counts.row, counts.last_ticks)
+
+
+def in_order(row_of: U32, pages: I64) -> I64:
+    """The rows of all pages by their numbers, as columns of shape ``(PAGE_COLUMNS, n)``."""
+    numbers = np.flatnonzero(row_of)
+    rows = row_of[numbers] & _ROW_MASK
+    return np.ascontiguousarray(pages[rows].T)
+
+
+def only_read(columns: I64) -> I64:
+    """The columns of the pages that were read, in their order."""
+    read = columns[P_FIRST] != NEVER_READ
+    return columns if read.all() else columns[:, read]
+
+
+def merge(one: I64, other: I64) -> I64:
+    """The columns of two replays' pages as one, by the numbers of the pages."""
+    numbers = np.union1d(one[P_PAGE], other[P_PAGE])
+    merged = np.zeros((PAGE_COLUMNS, numbers.size), np.int64)
+    merged[P_PAGE], merged[P_FIRST] = numbers, NEVER_READ
+    for part in (one, other):
+        at = np.searchsorted(numbers, part[P_PAGE])
+        for column in (P_MISSES, P_FAULTED, P_STORES):
+            merged[column, at] += part[column]
+        merged[P_FIRST, at] = np.minimum(merged[P_FIRST, at], part[P_FIRST])
+        merged[P_LAST, at] = np.maximum(merged[P_LAST, at], part[P_LAST])
+    return merged

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import KEPT_BYTES, Integer, bare, inlined, jit, keeping
+from ptat_parser.compiled.jit import Integer, inlined
 from ptat_parser.errors import ParseError
 from ptat_parser.kernel import tracepoints
 from ptat_parser.kernel.tracepoints import TableEvent
@@ -76,13 +76,6 @@ class Counts(NamedTuple):
     row: npt.NDArray[np.uint32]
     misses: npt.NDArray[np.int64]
     last_ticks: npt.NDArray[np.int64]
-
-
-def _room_for_counts(rows: int) -> Counts:
-    return Counts(np.empty(rows, np.uint32), np.empty(rows, np.int64), np.empty(rows, np.int64))
-
-
-_NO_COUNTS = _room_for_counts(0)
 
 
 class Tables(NamedTuple):
@@ -190,9 +183,7 @@ class Rpt:
         # Since the last loss: slots of PMD entries about to change, pages that got a table.
         self._announced: set[int] = set()
         self._handed_out: set[int] = set()
-        self._retired, self._n_retired = _room_for_counts(0), 0
-        self._memory: I64 = np.empty(KEPT_BYTES // 8, np.int64)
-        self._kept: _Taking | None = None  # in `_memory`
+        self._retired: list[Counts] = []
         self.tables = Tables(
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),
@@ -433,19 +424,28 @@ class Rpt:
         )
 
     def restart(self) -> None:
-        """Forget what fault events wait for, as before a span."""
+        """Forget what fault events wait for, as before a segment."""
         t = self.tables
-        _forget(t.waits, t.last_read, t.owed, t.owed_ticks)
+        for frame in np.flatnonzero(t.waits).tolist():
+            slots = slice(frame * ENTRIES, (frame + 1) * ENTRIES)
+            for name in _OF_FAULTS:
+                getattr(t, name)[slots] = 0
+        t.waits[:] = False
         t.watched[:] = 0
-        _all_quick(t.frame, t.level, t.parent, t.quick_slot)
+        pages = np.flatnonzero(t.frame >= 0)
+        frames = t.frame[pages].astype(np.int64)
+        of_pmds = holds_pmds(t.parent[frames])
+        first = frames * ENTRIES
+        plain = (t.level[pages] == np.where(of_pmds, 2, 1)) & (first < OF_PMDS)
+        t.quick_slot[:] = NO_SLOT
+        t.quick_slot[pages] = np.where(plain, first | np.where(of_pmds, OF_PMDS, 0), NO_SLOT)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what reads left behind."""
         small = {name: getattr(self.tables, name)[:0] for name in (*_OF_READS, "row_of")}
         return self.__dict__ | {
             "tables": self.tables._replace(**small),
-            "_n_retired": 0,
-            "_kept": None,
+            "_retired": [],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -457,41 +457,41 @@ class Rpt:
         row_of = np.zeros(pages, np.uint32)
         self.tables = self.tables._replace(**nothing, row_of=row_of)
 
-    def counts(self) -> Counts:
-        """What was counted since the last call of slots that are now of other pages.
-
-        It holds until the next event.
-        """
-        if not self._n_retired:
-            return _NO_COUNTS
-        found = self._taken()
-        self._n_retired = 0
+    def counts(self) -> list[Counts]:
+        """The counts, since the last call, of slots whose reads are of other pages now."""
+        found, self._retired = self._retired, []
         return found
 
-    def _taken(self) -> Counts:
-        n, counts = self._n_retired, self._retired
-        return Counts(counts.row[:n], counts.misses[:n], counts.last_ticks[:n])
+    def take_counts(self, first: int, end: int) -> Counts | None:
+        """Take the counts of the slots ``first … end``, which are 0 then; None if all were 0."""
+        t = self.tables
+        slot = np.flatnonzero(t.tally[first:end])
+        if not slot.size:
+            return None
+        slot += first
+        counted = t.tally[slot]
+        t.tally[slot] = 0
+        frame = slot // ENTRIES
+        if self.line > 1:
+            page = t.counted_page[slot // self.line].astype(np.int64)
+        else:
+            page = t.range_of_frame[frame].astype(np.int64) * ENTRIES + slot % ENTRIES
+        misses = (counted & np.uint64(COUNTED_MAX)).astype(np.int64)
+        misses[holds_pmds(t.parent[frame]) & (t.state[slot] == TABLE)] = 0
+        last_ticks = self.epoch_ticks + (counted >> np.uint64(COUNT_BITS)).astype(np.int64)
+        return Counts(t.row_of[page] & np.uint32(ROW_MASK), misses, last_ticks)
 
     @property
     def slots(self) -> int:
-        """So many slots are in use."""
+        """Slots in use."""
         return self._frames * ENTRIES
 
     def _lines(self, slots: int) -> int:
         return slots // self.line if self.line > 1 else 0
 
     def _retire(self, slots: slice) -> None:
-        kept, n = self._kept, self._n_retired
-        if n + ENTRIES > self._retired.row.size:
-            more = _room_for_counts(4 * (n + ENTRIES))
-            more.row[:n], more.misses[:n], more.last_ticks[:n] = self._taken()
-            self._retired = more
-        if kept is None or kept.t is not self.tables or kept.counts is not self._retired:
-            self._kept = _Taking(self.tables, self._retired)
-            _keep(self._memory, self._kept)
-        self._n_retired = _take_kept(
-            slots.start, slots.stop, self.line, self.epoch_ticks, n, self._memory
-        )
+        if counts := self.take_counts(slots.start, slots.stop):
+            self._retired.append(counts)
 
     def _free(self, page: int) -> None:
         frame = int(self.tables.frame[page])
@@ -515,9 +515,9 @@ def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -
 
 
 @inlined
-def holds_pmds(parent: Integer) -> bool:
-    """Whether an element of `Tables.parent` is that of a table of PMDs."""
-    return bool(parent < NO_PARENT)
+def holds_pmds(parent: Integer) -> Integer:
+    """Whether an element of `Tables.parent` is that of a table of PMDs (or which elements are)."""
+    return parent < NO_PARENT
 
 
 @inlined
@@ -549,108 +549,3 @@ def first_quick(frame: Integer, level: Integer, parent: Integer) -> Integer:
     if level != (2 if holds_pmds(parent) else 1) or slot >= OF_PMDS:
         return NO_SLOT
     return slot | OF_PMDS if holds_pmds(parent) else slot
-
-
-@bare
-def _forget(
-    waits: npt.NDArray[np.bool_],
-    last_read: npt.NDArray[np.uint32],
-    owed: npt.NDArray[np.uint8],
-    owed_ticks: npt.NDArray[np.uint64],
-) -> None:
-    for frame in range(waits.size):
-        if waits[frame]:
-            for slot in range(frame * ENTRIES, (frame + 1) * ENTRIES):
-                last_read[slot] = owed[slot] = owed_ticks[slot] = 0
-            waits[frame] = False
-
-
-@jit
-def _all_quick(
-    frames: npt.NDArray[np.int32],
-    levels: npt.NDArray[np.uint8],
-    parents: npt.NDArray[np.int64],
-    quick_slot: npt.NDArray[np.uint32],
-) -> None:
-    for page in range(frames.size):
-        quick_slot[page] = NO_SLOT
-        if frames[page] >= 0:
-            quick_slot[page] = first_quick(frames[page], levels[page], parents[frames[page]])
-
-
-@inlined
-def take(
-    slot: Integer,
-    line: Integer,
-    tally: npt.NDArray[np.uint64],
-    epoch_ticks: Integer,
-    counted_page: npt.NDArray[np.uint32],
-    parents: npt.NDArray[np.int64],
-    state: npt.NDArray[np.uint8],
-    range_of_frame: npt.NDArray[np.int32],
-    row_of: npt.NDArray[np.uint32],
-) -> tuple[Integer, Integer, Integer]:
-    """What was counted of a slot, which is 0 then: a row of the columns of `Counts`."""
-    counted = tally[slot]
-    tally[slot] = 0
-    page = page_counted(slot, line, counted_page, range_of_frame)
-    misses = np.int64(0)
-    if are_misses(slot, parents, state):
-        misses = np.int64(counted & np.uint64(COUNTED_MAX))
-    last_ticks = np.int64(epoch_ticks) + np.int64(counted >> np.uint64(COUNT_BITS))
-    return np.int64(row_of[page] & np.uint32(ROW_MASK)), misses, last_ticks
-
-
-@bare
-def take_all(
-    first: Integer,
-    end: Integer,
-    tally: npt.NDArray[np.uint64],
-    counted_page: npt.NDArray[np.uint32],
-    state: npt.NDArray[np.uint8],
-    parents: npt.NDArray[np.int64],
-    range_of_frame: npt.NDArray[np.int32],
-    row_of: npt.NDArray[np.uint32],
-    line: Integer,
-    epoch_ticks: Integer,
-    rows: npt.NDArray[np.uint32],
-    misses: npt.NDArray[np.int64],
-    last_ticks: npt.NDArray[np.int64],
-    n: Integer,
-) -> Integer:
-    """Take what was counted of the slots ``first … end``, which is 0 then.
-
-    Fills the columns of `Counts` from row `n` on; returns how many rows there are.
-    """
-    for slot in range(first, end):
-        if tally[slot]:
-            rows[n], misses[n], last_ticks[n] = take(
-                slot, line, tally, epoch_ticks, counted_page, parents, state, range_of_frame,
-                row_of,
-            )  # fmt: skip
-            n += 1
-    return n
-
-
-@bare
-def _take_kept(
-    first: Integer, end: Integer, line: Integer, epoch_ticks: Integer, n: Integer, memory: I64
-) -> Integer:
-    t, counts = _taking_in(memory)
-    return take_all(
-        first, end, t.tally, t.counted_page, t.state, t.parent, t.range_of_frame, t.row_of, line,
-        epoch_ticks, counts.row, counts.misses, counts.last_ticks, n,
-    )  # fmt: skip
-
-
-class _Taking(NamedTuple):
-    t: Tables
-    counts: Counts
-
-
-_put_taking, _taking_in = keeping(_Taking(Rpt(0, 0).tables, _room_for_counts(0)))
-
-
-@jit
-def _keep(memory: I64, taking: _Taking) -> None:
-    _put_taking(memory, taking)

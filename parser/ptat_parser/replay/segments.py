@@ -24,10 +24,9 @@ import numpy.typing as npt
 from ptat_parser.capture.merge import Reader
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.order.first_pass import FirstAccess, Survey
-from ptat_parser.replay import page_counts
-from ptat_parser.replay import state as replay_state
+from ptat_parser.replay.page_counts import PAGE_COLUMNS, merge, only_read
 from ptat_parser.replay.page_tables import Rpt
-from ptat_parser.replay.state import Part, Records, Segment
+from ptat_parser.replay.state import EXAMPLES, TALLY, Part, Record, Records, Segment
 
 I64 = npt.NDArray[np.int64]
 
@@ -43,23 +42,6 @@ after the others."""
 
 QUIET_S = 1e-3
 """Cut at least this far from a fault event, if there is such a place."""
-
-
-_ADDED = (
-    replay_state.N_OUTPUT,
-    replay_state.STORES,
-    replay_state.STORES_UNOWNED,
-    replay_state.UNEXPLAINED,
-    replay_state.FAULTS_EMPTY,
-    replay_state.FAULTS_MATCHED,
-    replay_state.FAULTS_LATE,
-    replay_state.FAULTS_NO_LEAF,
-    replay_state.FAULTS_UNMATCHED,
-    replay_state.AMBIGUOUS,
-    replay_state.WALKS_WHOLE,
-    replay_state.WALKS_BROKEN,
-    replay_state.READBACKS,
-)
 
 
 def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -> list[Segment]:
@@ -116,60 +98,51 @@ def _wanted(left: int) -> int:
 
 @dataclass
 class Replay:
-    """A finished replay; its columns are `replay.Part`'s.
+    """A finished replay: the tables at its end, and what its segments found (see `Part`).
 
-    `pages` has a column for each page that was read, in the order of their numbers; its rows are
-    `quick.P_PAGE` …
+    `tally` has one row of `TALLY`. `pages` has a column for each page that was read, in the order
+    of their numbers; its rows are `page_counts.P_PAGE` …
     """
 
     rpt: Rpt
     pages: I64
-    counters: I64
+    tally: Record
     unexplained: list[tuple[int, int, str]]
     doubts: list[tuple[int, int]]
 
 
 class Joined:
-    """What the segments gave, joined in their order."""
+    """The results of the segments, joined in their order."""
 
     def __init__(self) -> None:
-        self._segments = 0
-        self._counters = np.zeros(replay_state.COUNTERS, np.int64)
+        self._tally = np.zeros(1, TALLY)
+        self._walk_pmd = -1  # of the last segment's cursors
         self._unexplained: list[tuple[int, int, str]] = []
         self._doubts: list[tuple[int, int]] = []
-        self._pages = np.empty((page_counts.PAGE_COLUMNS, 0), np.int64)
+        self._pages = np.empty((PAGE_COLUMNS, 0), np.int64)
 
     def add(self, part: Part) -> None:
         """Join the next segment."""
-        pending = int(self._counters[replay_state.WALK_PMD]) if self._segments else -1
-        first = int(part.counters[replay_state.FIRST_READ])
-        for counter in _ADDED:
-            self._counters[counter] += part.counters[counter]
+        tally = self._tally
+        for name in tally.dtype.names or ():
+            tally[name] += part.tally[name]
+        pending, first = self._walk_pmd, int(part.cursors["first_read"][0])
         if pending >= 0 and first < 0:
-            self._counters[replay_state.WALKS_BROKEN] += 1
+            tally["walks_broken"] += 1
         elif pending >= 0 and first == pending + 1:  # a walk whose two reads the cut parts
-            self._counters[replay_state.WALKS_WHOLE] += 1
-            self._counters[replay_state.WALKS_BROKEN] -= 1
-        self._counters[replay_state.WALK_PMD] = part.counters[replay_state.WALK_PMD]
-        self._segments += 1
-        self._unexplained += part.unexplained[: replay_state.EXAMPLES - len(self._unexplained)]
+            tally["walks_whole"] += 1
+            tally["walks_broken"] -= 1
+        self._walk_pmd = int(part.cursors["walk_pmd"][0])
+        self._unexplained += part.unexplained[: EXAMPLES - len(self._unexplained)]
         self._doubts += part.doubts
 
     def add_pages(self, pages: I64) -> None:
-        """Add what was counted in some segments, see `Replayer.take_pages`, which may change it."""
-        if not self._pages.size:
-            self._pages = pages
-            return
-        merged, size = self._pages, page_counts.count_of_both(self._pages, pages)
-        if size > merged.shape[1] or not merged.flags.writeable:
-            merged = np.empty((page_counts.PAGE_COLUMNS, size), np.int64)
-        page_counts.merge(self._pages, pages, merged)
-        self._pages = merged
+        """Add the counts of some segments' pages: see `Replayer.take_pages`."""
+        self._pages = merge(self._pages, pages) if self._pages.size else pages
 
     def whole(self, rpt: Rpt) -> Replay:
-        """All of it, with the tables that there are at the end."""
-        pages = self._pages[:, : page_counts.drop_unread(self._pages)]
-        return Replay(rpt, pages, self._counters, self._unexplained, self._doubts)
+        """All of it, with the tables at the end."""
+        return Replay(rpt, only_read(self._pages), self._tally, self._unexplained, self._doubts)
 
 
 class Output(Protocol):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare
 from ptat_parser.kernel import log as kernel_log
 from ptat_parser.kernel import tracepoints
 from ptat_parser.order.clock import Clock
@@ -127,28 +126,12 @@ class _InTicks(NamedTuple):
 def _in_ticks(events: npt.NDArray[Any], clock: Clock) -> _InTicks:
     time = clock.to_ticks(events["time"])
     time += np.uint64(1)  # the bus shows whole ticks: one after an access may seem before it
-    kind = np.empty(events.size, np.uint8)
-    address = np.empty(events.size, np.uint64)
-    begins = np.empty(events.size, np.int64)
-    begins = begins[: _look_at(events, kind, address, begins)].copy()
+    kind = events["kind"].copy()
+    address = np.where(kind == tracepoints.FAULT, events["va"], events["slot_pa"])
+    base = events["va"] >> _LEAST_SHIFT
+    changes = (events["mm"][1:] != events["mm"][:-1]) | (base[1:] != base[:-1])
+    begins = np.flatnonzero(np.concatenate([np.ones(min(events.size, 1), np.bool_), changes]))
     return _InTicks(time, kind, address, begins, events["mm"][begins], events["va"][begins])
-
-
-@bare
-def _look_at(events: npt.NDArray[Any], kind: U8, address: U64, begins: I64) -> Integer:
-    """Fill columns of `_InTicks`; returns how many begin a range."""
-    n = 0
-    mm = base = np.uint64(0)
-    for i in range(events.size):
-        event = events[i]
-        kind[i] = event["kind"]
-        va = event["va"]
-        address[i] = va if kind[i] == tracepoints.FAULT else event["slot_pa"]
-        if i == 0 or event["mm"] != mm or va >> _LEAST_SHIFT != base:
-            mm, base = event["mm"], va >> _LEAST_SHIFT
-            begins[n] = i
-            n += 1
-    return n
 
 
 def _events(found: _InTicks, rpt: Rpt) -> Events:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from ptat_parser.capture.merge import Reader
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.order.first_pass import Progress, no_progress
-from ptat_parser.replay import state as replay_state
 from ptat_parser.replay.forked import Forked
 from ptat_parser.replay.replayer import Replayer
 from ptat_parser.replay.state import Part, Segment
@@ -59,9 +58,7 @@ def replay_one(
         return replayer.run(reader, segment, None, progress)
     with output:
         part = replayer.run(reader, segment, output.records, progress, output.make_room)
-        output.write(
-            int(part.counters[replay_state.N_OUTPUT] - part.counters[replay_state.FIRST_ROW])
-        )
+        output.write(int(part.tally["reads"][0] - part.cursors["first_row"][0]))
     return part
 
 

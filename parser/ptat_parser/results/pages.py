@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, jit
 from ptat_parser.formats.parquet import Column, Text, Writer
 from ptat_parser.order.clock import Clock
 from ptat_parser.replay import page_counts
@@ -47,57 +46,25 @@ Pages = dict[str, npt.NDArray[Any]]
 def pages_of(done: Replay, fitted: Clock, line: int) -> Pages:
     """The rows of the pages that a replay read. `line`: entries that a bus address stands for."""
     rpt, columns = done.rpt, done.pages
-    size = columns.shape[1]
-    number, mm = np.empty(size, np.uint32), np.empty(size, np.uint32)
-    vaddr, span = np.empty(size, np.uint64), np.empty(size, np.uint8)
-    page_size_bytes = np.empty(size, np.int64)
-    _place_pages(
-        columns[page_counts.P_PAGE],
-        line,
-        np.array([r.mm for r in rpt.ranges], np.uint32),
-        np.array([r.base for r in rpt.ranges], np.uint64),
-        np.array([ENTRY_SHIFT[r.level] for r in rpt.ranges], np.uint64),
-        number, mm, vaddr, page_size_bytes, span,
-    )  # fmt: skip
+    entry, more = np.divmod(columns[page_counts.P_PAGE], line)
+    range_, entry = np.divmod(entry, ENTRIES)
+    mm = np.array([r.mm for r in rpt.ranges], np.uint32)[range_]
+    base = np.array([r.base for r in rpt.ranges], np.uint64)[range_]
+    shift = np.array([ENTRY_SHIFT[r.level] for r in rpt.ranges], np.int64)[range_]
     return {
-        "page": number,
+        "page": columns[page_counts.P_PAGE],
         "mm": _of_mm(rpt.mms, "id", np.uint64)[mm],
         "tgid": _of_mm(rpt.mms, "tgid", np.int32)[mm],
         "comm": mm,
-        "vaddr": vaddr,
-        "page_size_bytes": page_size_bytes,
-        "span": span,
+        "vaddr": base + (entry << shift).astype(np.uint64),
+        "page_size_bytes": np.int64(1) << shift,
+        "span": more + 1,
         "misses": columns[page_counts.P_MISSES],
         "faulted": columns[page_counts.P_FAULTED],
         "stores": columns[page_counts.P_STORES],
         "first_ns": fitted.to_ns(columns[page_counts.P_FIRST].astype(np.uint64)),
         "last_ns": fitted.to_ns(columns[page_counts.P_LAST].astype(np.uint64)),
     }
-
-
-@jit
-def _place_pages(
-    numbers: I64,
-    line: Integer,
-    mm_of_range: npt.NDArray[np.uint32],
-    base_of_range: npt.NDArray[np.uint64],
-    shift_of_range: npt.NDArray[np.uint64],
-    number: npt.NDArray[np.uint32],
-    mm: npt.NDArray[np.uint32],
-    vaddr: npt.NDArray[np.uint64],
-    size_bytes: I64,
-    span: npt.NDArray[np.uint8],
-) -> None:
-    """Fill the columns that follow from pages' numbers: see `quick.page_number`."""
-    for i in range(numbers.size):
-        entry, more = divmod(numbers[i], line)
-        range_ = entry // ENTRIES
-        number[i] = numbers[i]
-        mm[i] = mm_of_range[range_]
-        shift = shift_of_range[range_]
-        vaddr[i] = base_of_range[range_] + (np.uint64(entry % ENTRIES) << shift)
-        size_bytes[i] = np.int64(1) << np.int64(shift)
-        span[i] = more + 1
 
 
 def write_pages(pages: Pages, mms: list[Mm], path: Path) -> None:

@@ -21,6 +21,7 @@ from ptat_parser import wire
 from ptat_parser.capture import block_index
 from ptat_parser.capture.merge import open_bus
 from ptat_parser.capture.reader import BusReader
+from ptat_parser.compiled import first_use
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.formats import storage
 from ptat_parser.formats.session import Session
@@ -33,7 +34,7 @@ from ptat_parser.order.first_pass import Progress, no_progress, survey
 from ptat_parser.replay import cluster, segments
 from ptat_parser.replay import workers as replay_workers
 from ptat_parser.replay.forked import can_fork
-from ptat_parser.replay.replayer import Replayer
+from ptat_parser.replay.replayer import Order, Replayer
 from ptat_parser.replay.state import Segment
 from ptat_parser.results import gaps
 from ptat_parser.results.pages import pages_of, write_pages
@@ -65,6 +66,7 @@ def parse(
     try:
         with (
             storage.replacing(session.results_path, lambda: progress(WAITING, 0, 1)) as unfinished,
+            first_use.shown(progress),
             contextlib.ExitStack() as threads,
         ):
             summary = _parse_into(
@@ -142,18 +144,16 @@ def _parse_into(
     # Narrowing by entries that are mapped is only right if none of their events is missing.
     entries = events.issuperset(ENTRY_EVENTS) and not log.lost_events
 
-    replayer = Replayer(
-        session,
+    order = Order(
         log,
         placement,
         fitted,
         found.chunks,
-        faults=faults,
-        entries=entries,
         started=found.started,
         stopped=found.stopped,
         losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
     )
+    replayer = Replayer(session, order, faults=faults, entries=entries)
     cut = segments.plan(reader, found, replayer.from_fault_ticks, channel.tick_hz)
     in_turn = not address and (workers == 1 or len(cut) == 1 or not can_fork(reader.path))
     if isinstance(reader, BusReader) and not in_turn:

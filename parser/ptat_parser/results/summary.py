@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import wire
-from ptat_parser.compiled.jit import jit
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import markers
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.first_pass import Survey
 from ptat_parser.replay import page_counts
-from ptat_parser.replay import state as replay_state
 from ptat_parser.replay.page_tables import ENTRIES, ENTRY_SHIFT
 from ptat_parser.replay.segments import Replay
 from ptat_parser.results import gaps
@@ -46,21 +44,10 @@ def summary_of(
     faults: bool,
 ) -> dict[str, Any]:
     """The content of ``summary.json``. `faults`: page faults were recorded."""
-    count = done.counters
+    count = dict(zip(done.tally.dtype.names or (), done.tally[0].tolist(), strict=True))
     misses = int(done.pages[page_counts.P_MISSES].sum())
     faulted = int(done.pages[page_counts.P_FAULTED].sum())
-    losses = {
-        "accesses": found.losses.accesses,
-        "blocks": found.losses.blocks,
-        "kernel_events": log.lost_events,
-        "kernel_seqs": log.lost_seqs,
-        "markers": placement.lost_markers,
-        "markers_without_event": placement.stores_without_event,
-        "link_errors": found.link_errors,
-        "decode_errors": found.decode_errors,
-    }
-    # A lost block held at most that many accesses.
-    lost = sum(losses.values()) + found.losses.blocks * (wire.BLOCK_RECORDS_MAX - 1)
+    losses, lost = _losses(found, log, placement)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -72,9 +59,9 @@ def summary_of(
         "totals": {
             "misses": misses,
             "faulted": faulted,
-            "pmd_reads": int(count[replay_state.N_OUTPUT]) - misses - faulted,
-            "stores": int(count[replay_state.STORES]),
-            "readbacks": int(count[replay_state.READBACKS]),
+            "pmd_reads": count["reads"] - misses - faulted,
+            "stores": count["stores"],
+            "readbacks": count["readbacks"],
             "accesses": found.accesses,
             "pages": int(np.count_nonzero(done.pages[page_counts.P_MISSES])),
         },
@@ -84,22 +71,10 @@ def summary_of(
         "losses": losses,
         "gaps": [asdict(gap) for gap in gaps.find(found, log, placement, fitted, done.doubts)],
         "clock": fitted.summary(),
-        "faults": {
-            "recorded": faults,
-            "events": log.timed.faults,
-            "of_empty_entries": int(count[replay_state.FAULTS_EMPTY]),
-            "of_other_entries": int(count[replay_state.FAULTS_MATCHED]),
-            "without_leaf_entry": int(count[replay_state.FAULTS_NO_LEAF]),
-            "unmatched": int(count[replay_state.FAULTS_UNMATCHED]),
-            "in_doubt": int(count[replay_state.FAULTS_LATE]) if session.kernel.cpus > 1 else 0,
-            "without_event": faulted
-            - int(count[replay_state.FAULTS_EMPTY] + count[replay_state.FAULTS_MATCHED])
-            if faults
-            else 0,
-        },
+        "faults": _faults(session, log, count, faulted if faults else None),
         "unexplained": {
-            "reads": int(count[replay_state.UNEXPLAINED]),
-            "stores": int(count[replay_state.STORES_UNOWNED]),
+            "reads": count["unexplained"],
+            "stores": count["stores_unowned"],
             "events": done.rpt.inconsistent,
             "examples": [
                 {
@@ -111,9 +86,9 @@ def summary_of(
             ],
         },
         "walks": {
-            "whole": int(count[replay_state.WALKS_WHOLE]),
-            "broken": int(count[replay_state.WALKS_BROKEN]),
-            "ambiguous": int(count[replay_state.AMBIGUOUS]),
+            "whole": count["walks_whole"],
+            "broken": count["walks_broken"],
+            "ambiguous": count["ambiguous"],
         },
         "user_markers": [
             {"cookie": cookie, "time_ns": _ns(fitted, ticks)}
@@ -123,16 +98,45 @@ def summary_of(
     }
 
 
-@jit
-def _count_spans(span: npt.NDArray[np.uint8], misses: I64, found: I64) -> None:
-    for i in range(span.size):
-        found[span[i]] += misses[i]
+def _losses(
+    found: Survey, log: KernelLog, placement: markers.Placement
+) -> tuple[dict[str, int], int]:
+    """What was lost, by kind, and how many accesses and events that is at most."""
+    losses = {
+        "accesses": found.losses.accesses,
+        "blocks": found.losses.blocks,
+        "kernel_events": log.lost_events,
+        "kernel_seqs": log.lost_seqs,
+        "markers": placement.lost_markers,
+        "markers_without_event": placement.stores_without_event,
+        "link_errors": found.link_errors,
+        "decode_errors": found.decode_errors,
+    }
+    # A lost block held at most that many accesses.
+    return losses, sum(losses.values()) + found.losses.blocks * (wire.BLOCK_RECORDS_MAX - 1)
+
+
+def _faults(
+    session: Session, log: KernelLog, count: dict[str, int], faulted: int | None
+) -> dict[str, Any]:
+    """How fault events and walks that `faulted` were matched; None: no events were recorded."""
+    matched = count["faults_empty"] + count["faults_matched"]
+    return {
+        "recorded": faulted is not None,
+        "events": log.timed.faults,
+        "of_empty_entries": count["faults_empty"],
+        "of_other_entries": count["faults_matched"],
+        "without_leaf_entry": count["faults_no_leaf"],
+        "unmatched": count["faults_unmatched"],
+        "in_doubt": count["faults_late"] if session.kernel.cpus > 1 else 0,
+        "without_event": 0 if faulted is None else faulted - matched,
+    }
 
 
 def _misses_by_span(pages: Pages) -> dict[str, int]:
     """How many misses are of one known page, of one of 2, of up to 4 and of up to 8."""
     spans = np.zeros(9, np.int64)
-    _count_spans(pages["span"], pages["misses"], spans)
+    np.add.at(spans, pages["span"], pages["misses"])
     return {
         str(most): int(spans[least : most + 1].sum())
         for least, most in ((1, 1), (2, 2), (3, 4), (5, 8))
@@ -170,23 +174,20 @@ def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> l
 _SMALL_BYTES = 1 << ENTRY_SHIFT[1]
 
 
-@jit
-def _count_pages(
-    mm: npt.NDArray[np.uint32], size_bytes: I64, misses: I64, faulted: I64, found: I64
-) -> None:
-    """Count by address space: walks that faulted, pages that missed, misses of each page size."""
-    for i in range(mm.size):
-        of = found[mm[i]]
-        of[0] += faulted[i]
-        of[1] += misses[i] > 0
-        of[2 if size_bytes[i] == _SMALL_BYTES else 3] += misses[i]
-
-
 def _processes(done: Replay, pages: Pages, fitted: Clock) -> list[dict[str, Any]]:
     """One entry for each address space that was attached, in order of attachment."""
     mms = done.rpt.mms
     found = np.zeros((len(mms), 2 + len(ENTRY_SHIFT)), np.int64)
-    _count_pages(pages["comm"], pages["page_size_bytes"], pages["misses"], pages["faulted"], found)
+    owner, small = pages["comm"], pages["page_size_bytes"] == _SMALL_BYTES
+    for column, values in enumerate(
+        (
+            pages["faulted"],
+            pages["misses"] > 0,
+            np.where(small, pages["misses"], 0),
+            np.where(small, 0, pages["misses"]),
+        )
+    ):
+        np.add.at(found[:, column], owner, values)
 
     rows = []
     for i, mm in enumerate(mms):

@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,10 @@ if TYPE_CHECKING:  # parsing does without, and starts the sooner
     pass
 
 
+_Columns: TypeAlias = tuple[npt.NDArray[np.int64], ...]
+"""Rows of a file's columns."""
+
+
 @inlined
 def _to_ns(
     ticks: Integer, origin_ticks: Integer, origin_ns: Integer, ns_per_tick: float
@@ -32,34 +36,35 @@ def _to_ns(
     return np.int64(np.int64(ticks - origin_ticks) * ns_per_tick) + origin_ns
 
 
+class _Line(NamedTuple):
+    """The line from bus ticks to nanoseconds of kernel time."""
+
+    origin_ticks: np.uint64
+    origin_ns: int
+    ns_per_tick: float
+
+
 @jit
 def _share_out(
-    time: npt.NDArray[np.uint64],
-    number: npt.NDArray[np.uint32],
-    kind: npt.NDArray[np.uint8],
-    start: Integer,
-    end: Integer,
-    origin_ticks: Integer,
-    origin_ns: Integer,
-    ns_per_tick: float,
-    time_ns: npt.NDArray[np.int64],
-    page: npt.NDArray[np.uint32],
-    other_time_ns: npt.NDArray[np.int64],
-    other_page: npt.NDArray[np.uint32],
-    other_kind: npt.NDArray[np.uint8],
+    records: Records, start: Integer, end: Integer, line: _Line, misses: _Columns, others: _Columns
 ) -> tuple[Integer, Integer]:
     """Fill arrays with the misses among the records ``start … end``, and with the others.
 
     Returns how many there are of each when all are done, or one kind's arrays are full.
     """
+    time, number, kind = records
+    time_ns, page = misses
+    other_time_ns, other_page, other_kind = others
+    origin_ticks, origin_ns, ns_per_tick = line
     at_once = min(end - start, time_ns.size)
-    others: Integer = 0
+    n_left: Integer = 0
     for at in range(start, start + at_once):
-        others += kind[at] != replay_state.MISS
-    if not others:
+        n_left += kind[at] != replay_state.MISS
+    if not n_left:
         for at in range(at_once):  # many at a time
             time_ns[at] = _to_ns(time[start + at], origin_ticks, origin_ns, ns_per_tick)
-        page[:at_once] = number[start : start + at_once]
+        for at in range(at_once):
+            page[at] = number[start + at]
         return at_once, 0
     # Unsigned indices take no check of their sign.
     i, stop = np.uint64(start), np.uint64(start)
@@ -187,12 +192,11 @@ class _Output:
     def _write(self, records: Records, rows: int) -> Records:
         fitted = self._made_by.fitted
         misses, others = self._files
+        line = _Line(np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick)
         done = 0
         while done < rows:
             found, left = _share_out(
-                records.time, records.page, records.kind, done, rows,
-                np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick,
-                *misses.room(), *others.room(),
+                records, done, rows, line, tuple(misses.room()), tuple(others.room()),
             )  # fmt: skip
             misses.filled(found)
             others.filled(left)
