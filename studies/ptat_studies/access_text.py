@@ -71,7 +71,7 @@ def _number(data: U8, start: Integer, end: Integer, base: Integer) -> tuple[Inte
 
 
 @jit
-def parse(
+def parse(  # noqa: C901 -- a case for each form of a line
     data: U8, lackey: bool, size_max: Integer, address: U64, size: U32, kind: U8
 ) -> tuple[int, int, int, int]:
     """Decode whole lines into arrays with room for two accesses a line.

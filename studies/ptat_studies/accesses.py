@@ -316,7 +316,7 @@ def _of_drmemtrace(stream: _Stream, accesses: Accesses, session: Session | None)
                 _KIND_OF,
                 space,
                 next_fetch,
-                *batch,
+                batch,
             )
             accesses.rejected.add(bad, records + first)
             records += part.size
@@ -332,10 +332,9 @@ def _decode_drmemtrace(
     kind_of: U8,
     space: Integer,
     next_fetch: U64,
-    address: U64,
-    size: U32,
-    kind: U8,
+    into: Batch,
 ) -> tuple[int, int, int]:
+    address, size, kind = into
     found, bad, first = 0, 0, 0
     in_process = np.uint64(1) << np.uint64(SPACE_SHIFT)
     for at in range(types.size):
