@@ -3,8 +3,8 @@
 
     python parser/first_report.py [--session DIR]
 
-Runs ``ptat report`` on a copy of the session of docs/notebooks, on one core: once with an empty
-cache of compiled code, and once more, without results, when the code is in the cache.
+Runs ``ptat report`` on a copy of the session of docs/notebooks, which one process does: once with
+an empty cache of compiled code, and once more, without results, when the code is in the cache.
 
 * cold_cpu_s: CPU seconds of the first, from its start to its end
 * warm_s: seconds of the second
@@ -38,7 +38,6 @@ def report(session: Path, cache: Path) -> tuple[float, float]:
         subprocess.run(
             [sys.executable, "-c", REPORT, str(copy)],
             env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
-            preexec_fn=lambda: os.sched_setaffinity(0, {max(os.sched_getaffinity(0))}),
             stdout=subprocess.PIPE,
             check=True,
         )

@@ -150,7 +150,7 @@ def test_a_survey_is_the_same(tmp_path_factory, records, spans_max):
         {**vars(each), "stores": [c.tolist() for c in vars(each.stores).values()]} for each in found
     )
     assert one == other
-    since, until = np.array(other["losses"].spans).T
+    since, until = np.array(other["losses"].intervals).T
     chunks = list(BusReader(path))
     lost = [(each.since_ticks, each.time_ticks) for chunk in chunks for each in chunk.lost]
     errors = [0] + [

@@ -760,7 +760,7 @@ def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, faults, entrie
     monkeypatch.setattr(ring_buffer, "BATCH_BYTES", 2 * 4096)
     machine = synthetic.Machine(4, cpus=2, granularity=64, entries=True).run(1500)
     replayer, *_, fitted = ready(machine.write(tmp_path / "s"), faults=faults, entries=entries)
-    events = replayer._timed._log.between()
+    events = replayer.timed._log.between()
     events = events[np.where(events["kind"] == tracepoints.FAULT, faults, entries)]
     ticks = (fitted.to_ticks(events["time"]) + np.uint64(1)).tolist()
     kinds = events["kind"].tolist()
@@ -775,7 +775,7 @@ def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, faults, entrie
         start, end = sorted(choose.choice(ticks) + choose.randrange(-1, 2) for _ in range(2))
         last = choose.random() < 0.1
         span = replay_state.Segment(number, 0, 0, 0, 0, start, None if last else end)
-        timed = replayer._timed.of(span, replayer._config, replayer.rpt)
+        timed = replayer.timed.of(span, replayer.config, replayer.rpt)
         first = bisect_left(ticks, start) if number else 0
         until = None if last else bisect_left(ticks, end)
         assert (timed.time.tolist(), timed.kind.tolist()) == (

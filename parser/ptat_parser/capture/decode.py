@@ -281,16 +281,10 @@ def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> I
     return WRITES if writes & WRITE_BIT else READS
 
 
-@jit
 def hold_only_accesses(words: U64) -> npt.NDArray[np.bool_]:
     """Which blocks hold `BLOCK_RECORDS_MAX` accesses and nothing else; they may be damaged."""
-    only = np.empty(words.shape[0], np.bool_)
-    for b in range(words.shape[0]):
-        block = words[b]
-        others = np.uint64(0)
-        for i in range(WORD_FIRST_RECORD, WORD_CHECK):
-            others |= block[i] ^ ACCESS_TAG_BITS
-        only[b] = not others & TAG_MASK
+    others = np.bitwise_or.reduce(words[:, WORD_FIRST_RECORD:WORD_CHECK] ^ ACCESS_TAG_BITS, axis=1)
+    only: npt.NDArray[np.bool_] = others & TAG_MASK == 0
     return only
 
 
@@ -388,8 +382,7 @@ def decode_blocks(
     `crc` is what each block's CRC should be, `kind` what the bits of its header from the channel
     up. Returns the number of accesses and of other records.
     """
-    n: Integer = 0
-    m: Integer = 0
+    n, m = np.int64(0), np.int64(0)  # no literals: those are other types
     good, others = into.good, into.others
     last = np.uint64(state[LAST_TICKS])
     for b in range(words.shape[0]):

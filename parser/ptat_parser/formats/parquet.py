@@ -105,7 +105,7 @@ def encode(values: I64, out: U8, above: I64, words: U64) -> tuple[Integer, Integ
         value = values[i]
         smallest = value if value < smallest else smallest
         greatest = value if value > greatest else greatest
-    at = _put_varint(np.uint64(BLOCK), out, 0)
+    at = _put_varint(np.uint64(BLOCK), out, np.int64(0))
     at = _put_varint(np.uint64(BLOCK // MINIBLOCK), out, at)
     at = _put_varint(np.uint64(n), out, at)
     at = _put_varint(_zigzag(values[0]), out, at)

@@ -221,6 +221,7 @@ PAGE_TIMES = 4
 
 
 _NO_TIME = np.uint64(END_OF_CYCLES)
+_FOUR, _EIGHT = np.int64(4), np.int64(8)  # no literals: those are other types to numba
 
 
 class _PageLayout(NamedTuple):
@@ -258,12 +259,12 @@ def _scan_pages(
     Returns the number of events, the missed events that the pages count, the pages that only say
     that some were missed, and the first malformed page, or -1.
     """
-    n = 0
+    n = np.int64(0)
     missed = np.int64(0)
     missed_uncounted = np.int64(0)
     for page in range(data.size // layout.page_bytes):
         base = page * layout.page_bytes
-        now = _load(data, base + layout.timestamp, 8)
+        now = _load(data, base + layout.timestamp, _EIGHT)
         times = events.times[page]
         times[PAGE_BEGINS], times[PAGE_FIRST], times[PAGE_LAST] = now, _NO_TIME, 0
         commit = _load(data, base + layout.commit, layout.commit_bytes)
@@ -274,7 +275,7 @@ def _scan_pages(
         times[PAGE_MISSED] = (commit & np.uint64(_MISSED_EVENTS)) != 0
         if times[PAGE_MISSED]:
             if commit & np.uint64(_MISSED_STORED) and end + 8 <= base + layout.page_bytes:
-                missed += np.int64(_load(data, end, 8))
+                missed += np.int64(_load(data, end, _EIGHT))
             else:
                 missed_uncounted += 1
         n = _scan_page(data, start, end, page, n, layout, events)
@@ -302,7 +303,7 @@ def _scan_page(
     while at < end:
         if at + 4 > end:
             return -n - 1
-        header = _load(data, at, 4)
+        header = _load(data, at, _FOUR)
         code = header & np.uint64(31)
         delta = header >> np.uint64(5)
         word = np.uint64(0)
@@ -311,7 +312,7 @@ def _scan_page(
         if code == 0 or code >= 29:
             if at + 8 > end:
                 return -n - 1
-            word = _load(data, at + 4, 4)
+            word = _load(data, at + 4, _FOUR)
         if code == 29:  # a discarded event
             at += 4 + np.int64(word)
         elif code == 30:

@@ -101,7 +101,7 @@ def watch_until(time: Integer, memory: RoomMemory) -> None:
         i = cursors.next_watched
         if timed.kind[i] == tracepoints.FAULT:
             timed.held_since[i] = room.tally.reads
-            _watch(timed.range1[i], 1, memory)
+            _watch(timed.range1[i], np.int64(1), memory)
             _watch_pmds(timed.range2[i], memory)
         cursors.next_watched += 1
 
@@ -129,7 +129,7 @@ def mark_stored(slot: Integer, memory: RoomMemory) -> None:
     room = memory.room
     last_read = room.t.last_read
     if last_read[slot]:
-        at = _number_of(last_read[slot], memory) - room.held.first[0]
+        at = _number_of(np.int64(last_read[slot]), memory) - room.held.first[0]
         if at >= 0:
             room.held.stored[at] = True
 
@@ -138,7 +138,7 @@ def mark_stored(slot: Integer, memory: RoomMemory) -> None:
 def _number_of(link: Integer, memory: RoomMemory) -> Integer:
     """Number of a held read, of which a link has the last 32 bits, plus one."""
     held = memory.room.cursors.held
-    return held - ((held + 1 - np.int64(link)) & LOW_32)
+    return held - ((held + 1 - link) & LOW_32)
 
 
 # Matching -----------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def _before(at: Integer, settled: Integer, memory: RoomMemory) -> Integer:
     held = room.held
     if not held.previous[at]:
         return -1
-    number = _number_of(held.previous[at], memory)
+    number = _number_of(np.int64(held.previous[at]), memory)
     at = number - held.first[0]
     if at < 0 or held.record[at] < settled or number < room.cursors.loss_floor:
         return -1
@@ -441,7 +441,7 @@ def match_until(time: Integer, memory: RoomMemory) -> None:
         i = cursors.next_held
         _match(i, memory)
         if timed.kind[i] == tracepoints.FAULT:
-            _watch(timed.range1[i], -1, memory)
+            _watch(timed.range1[i], np.int64(-1), memory)
             room.t.watched[timed.range2[i]] -= 1
         cursors.next_held += 1
 
