@@ -26,7 +26,7 @@ from ptat_testbed.kernel_debug import DETACHING, INIT, reports
 from ptat_testbed.progress import progress
 
 SOURCE_SCRIPT = build.KERNEL_SCRIPT.parent / "source.sh"
-CONFIG = build.KERNEL_SCRIPT.parent / "variants" / "small.config"
+CONFIG = build.KERNEL_CONFIGS / "small.config"
 SUITES = {"6.1": "bookworm", "6.12": "trixie", "7.3": "trixie-backports"}
 """Where Debian has the source of each series."""
 NEWEST_SUITES = ("trixie-backports", "sid")
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for series in arguments.series or SUITES:
             source = build.run_script(SOURCE_SCRIPT, series, SUITES[series])
-            kernel = build.kernel_variant(CONFIG, series=series, source=source)
+            kernel = build.kernel_variant(CONFIG, version=series, source=source)
             version = source.parent.name.removeprefix("kernel-source-")
             tested[version] = _tested(kernel, version)
         newest = _newest_in_registry()
