@@ -105,7 +105,13 @@ export KBUILD_BUILD_USER=ptat KBUILD_BUILD_HOST=ptat
 KBUILD_BUILD_TIMESTAMP=$(date -u -r "$tarball")
 export KBUILD_BUILD_TIMESTAMP
 
-run_make() { make -C "$work/src" O="$work/obj" "$@"; }
+# Variants of the kernel have most objects in common; each is built in a directory of its own.
+compiler=()
+if command -v ccache >/dev/null; then
+    compiler=("CC=ccache gcc")
+    export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1
+fi
+run_make() { make -C "$work/src" O="$work/obj" "${compiler[@]}" "$@"; }
 
 say "configuring"
 {

@@ -7,7 +7,10 @@ A patch of the series is what ``series.toml`` lists for it: changes of the kerne
 the build of the kernel uses this, too.
 
     series.py write VERSION DIRECTORY     the mails, with a cover letter
-    series.py check VERSION TARBALL       do they apply to this source, and pass checkpatch?
+    series.py check VERSION [TARBALL]     do they apply to this source, and pass checkpatch?
+
+Without TARBALL, the source is that of the installed package or, if there is none, the newest in
+Debian's registry.
 
 ``check`` ends with one JSON line: ``{"version", "patches", "lines_hooks", "lines_own",
 "checkpatch_errors", "applies"}``. Lines are those that the series adds to files of the kernel, and
@@ -18,8 +21,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +33,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SRC = HERE / "src"
@@ -36,6 +43,8 @@ DATE = "Thu, 26 Nov 2026 12:00:00 +0000"
 OBJECT = re.compile(r"^obj-\S+ \+= (\S+)\.o\n", re.M)
 """In a Makefile of our own: one object a line."""
 CHECKPATCH = ("scripts/checkpatch.pl", "scripts/spelling.txt", "scripts/const_structs.checkpatch")
+IGNORED = "FILE_PATH_CHANGES"
+"""Whether MAINTAINERS needs a change: one patch, the last, adds the entry for all."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,16 @@ def versions() -> list[str]:
     return sorted(names, key=lambda name: [int(part) for part in name.split(".")])
 
 
+def content() -> dict[str, Any]:
+    """What ``series.toml`` has."""
+    return tomllib.loads((HERE / "series.toml").read_text())
+
+
 def load() -> tuple[str, list[Patch]]:
-    """The cover letter and the patches of ``series.toml``."""
-    content = tomllib.loads((HERE / "series.toml").read_text())
-    patches = [Patch(**{**entry, "own": tuple(entry.get("own", ()))}) for entry in content["patch"]]
-    return content["cover"], patches
+    """The cover letter and the patches."""
+    series = content()
+    patches = [Patch(**{**entry, "own": tuple(entry.get("own", ()))}) for entry in series["patch"]]
+    return series["cover"], patches
 
 
 def own_diff(path: str, before: str | None, after: str) -> str:
@@ -90,7 +104,7 @@ def _present(path: str, files: set[str]) -> str:
 
 def mails(version: str) -> Iterator[tuple[Patch, str]]:
     """Each patch, and its mail."""
-    cover, patches = load()
+    _, patches = load()
     files: dict[str, str] = {}
     for number, patch in enumerate(patches, 1):
         there = {*files, *patch.own}
@@ -131,12 +145,37 @@ def _git(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]
     )
 
 
+def _source(version: str) -> Path:
+    """The tarball of the installed package, or of the newest in Debian's registry."""
+    installed = Path(f"/usr/src/linux-source-{version}.tar.xz")
+    if installed.is_file():
+        return installed
+    script = [HERE / "source.sh", version, content()["suites"][version]]
+    done = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return Path(done.stdout.strip())
+
+
 def _unpack(tarball: Path, names: Sequence[str], tree: Path) -> None:
-    """Those files of a kernel's source that are there, as a git repository."""
-    top = tarball.name.removesuffix(".tar.xz")
-    command = ["tar", "-xJf", str(tarball), "-C", str(tree), "--strip-components=1"]
-    # GNU tar exits with 2 for names that the source lacks: what the series creates.
-    subprocess.run([*command, *(f"{top}/{name}" for name in names)], capture_output=True, check=False)
+    """Those files of a kernel's source that are there, as a git repository.
+
+    Going through the tarball takes half a minute: what was taken from it is kept in the cache.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ptat"
+    cache = Path(os.environ.get("PTAT_CACHE", cache))
+    key = hashlib.sha256(repr((str(tarball), tarball.stat().st_mtime_ns, names)).encode())
+    kept = cache / f"series-source-{key.hexdigest()[:16]}"
+    if not kept.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        top = tarball.name.removesuffix(".tar.xz")
+        with tempfile.TemporaryDirectory(dir=cache) as new:
+            command = ["tar", "-xJf", str(tarball), "-C", new, "--strip-components=1"]
+            # GNU tar exits with 2 for names that the source lacks: what the series creates.
+            wanted = [f"{top}/{name}" for name in names]
+            subprocess.run([*command, *wanted], capture_output=True, check=False)
+            shutil.copytree(new, kept)
+    shutil.copytree(kept, tree)
     _git(tree, "init", "-q")
     _git(tree, "add", "-A", "-f")
     _git(tree, "commit", "-q", "-m", "base")
@@ -150,14 +189,16 @@ def check(version: str, tarball: Path) -> int:
     own = {path for patch in patches for path in patch.own}
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary) / "tree"
-        tree.mkdir()
         _unpack(tarball, [*sorted(touched), *CHECKPATCH], tree)
         paths = write(version, Path(temporary) / "series")
         applied = _git(tree, "am", "--quiet", *paths)
         if applied.returncode:
             print(applied.stdout, applied.stderr, file=sys.stderr)
         done = subprocess.run(
-            [*("perl", tree / CHECKPATCH[0], "--strict", "--no-tree", "--quiet"), *paths],
+            [
+                *("perl", tree / CHECKPATCH[0], "--strict", "--no-tree", "--quiet"),
+                *("--ignore", IGNORED, *paths),
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -181,17 +222,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, what in (("write", "directory"), ("check", "tarball")):
-        command = commands.add_parser(name)
+    writing, checking = commands.add_parser("write"), commands.add_parser("check")
+    for command in (writing, checking):
         command.add_argument("version", choices=versions())
-        command.add_argument(what, type=Path)
+    writing.add_argument("directory", type=Path)
+    checking.add_argument("tarball", type=Path, nargs="?")
     arguments = parser.parse_args(argv)
     if arguments.command == "write":
         write(arguments.version, arguments.directory)
         return 0
-    if not arguments.tarball.is_file():
-        parser.error(f"there is no {arguments.tarball}: run setup/packages.sh")
-    return check(arguments.version, arguments.tarball)
+    tarball = arguments.tarball or _source(arguments.version)
+    if not tarball.is_file():
+        parser.error(f"there is no {tarball}: run setup/packages.sh")
+    return check(arguments.version, tarball)
 
 
 if __name__ == "__main__":

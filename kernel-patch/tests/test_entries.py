@@ -31,7 +31,9 @@ TARBALL = Path(f"/usr/src/linux-source-{build.VERSION}.tar.xz")
 STORES = HERE / "entries.cocci"
 UNSYNCED = HERE / "unsynced.cocci"
 LEFT = {
-    ("arch_sync_new_ptes",): ("__set_pte", "__set_ptes", "__copy_present_ptes", "copy_present_ptes"),
+    ("arch_sync_new_ptes",): (
+        *("__set_pte", "__set_ptes", "__copy_present_ptes", "copy_present_ptes"),
+    ),
     ("arch_sync_ptes", "ptat_sync_pte"): (
         *("__ptep_get_and_clear", "__ptep_get_and_clear_full", "__ptep_set_wrprotect"),
         *("get_and_clear_full_ptes", "clear_full_ptes", "wrprotect_ptes"),

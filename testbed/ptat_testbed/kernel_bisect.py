@@ -2,9 +2,9 @@
 """``make kernel-bisect``: every patch of a series leaves a kernel that compiles.
 
 After each patch, all of ``mm/`` and ``arch/x86/mm/`` and whatever else the series touches is
-compiled, with CONFIG_PTAT, once there is that option, and without it; a warning is an error. No kernel is linked or booted, and
-the part that decompresses it (``arch/x86/boot/compressed``) is not compiled. ccache is used if it
-is there.
+compiled without CONFIG_PTAT and, once there is that option, with it; a warning is an error. No
+kernel is linked or booted, and the part that decompresses it (``arch/x86/boot/compressed``) is not
+compiled. ccache is used if it is there.
 
 Ends with one JSON line: ``{"patches", "failed", "seconds"}``; `patches` is how many, and `failed`
 names patches and configurations. Exit status 1 if something does not compile.

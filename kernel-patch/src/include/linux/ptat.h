@@ -16,6 +16,7 @@
 
 struct mm_struct;
 struct page;
+struct pt_regs;
 struct task_struct;
 
 /* What a table holds. */
@@ -198,8 +199,11 @@ static __always_inline phys_addr_t ptat_twin_pa(phys_addr_t pa, unsigned long va
  *
  * Context: the caller holds the lock of the table that @pmdp is part of.
  */
-#define ptat_shadow_pte_table(mm, pmdp, page)				\
-	(ptat_mm_has_id(mm) ? __ptat_shadow_pte_table(mm, pmdp, page) : (page))
+static __always_inline struct page *ptat_shadow_pte_table(struct mm_struct *mm, pmd_t *pmdp,
+							  struct page *page)
+{
+	return ptat_enabled() ? __ptat_shadow_pte_table(mm, pmdp, page) : page;
+}
 
 /**
  * ptat_unshadow_pte_table - give a table's page of the region back
@@ -210,8 +214,11 @@ static __always_inline phys_addr_t ptat_twin_pa(phys_addr_t pa, unsigned long va
  *
  * Context: may sleep.
  */
-#define ptat_unshadow_pte_table(mm, page)				\
-	(ptat_mm_has_id(mm) ? __ptat_unshadow_pte_table(mm, page) : (page))
+static __always_inline struct page *ptat_unshadow_pte_table(struct mm_struct *mm,
+							    struct page *page)
+{
+	return ptat_enabled() ? __ptat_unshadow_pte_table(mm, page) : page;
+}
 
 /**
  * ptat_shadow_pmd_table - let a PMD table be walked in the region
@@ -223,8 +230,11 @@ static __always_inline phys_addr_t ptat_twin_pa(phys_addr_t pa, unsigned long va
  *
  * Context: any.
  */
-#define ptat_shadow_pmd_table(mm, pmdp, addr)				\
-	(ptat_mm_has_id(mm) ? __ptat_shadow_pmd_table(mm, pmdp, addr) : (pmdp))
+static __always_inline pmd_t *ptat_shadow_pmd_table(struct mm_struct *mm, pmd_t *pmdp,
+						    unsigned long addr)
+{
+	return ptat_enabled() ? __ptat_shadow_pmd_table(mm, pmdp, addr) : pmdp;
+}
 
 /**
  * ptat_link_table - log that a table becomes reachable
@@ -237,8 +247,11 @@ static __always_inline phys_addr_t ptat_twin_pa(phys_addr_t pa, unsigned long va
  *
  * Context: the caller holds the lock of the table that @entry is part of.
  */
-#define ptat_link_table(mm, entry, pa, level)				\
-	(ptat_mm_has_id(mm) ? __ptat_link_table(mm, entry, pa, level) : (pa))
+static __always_inline unsigned long ptat_link_table(struct mm_struct *mm, const void *entry,
+						     phys_addr_t pa, enum ptat_level level)
+{
+	return ptat_enabled() ? __ptat_link_table(mm, entry, pa, level) : pa;
+}
 
 /* mremap() is about to move a PMD table, and all below it, to @addr. */
 static __always_inline void ptat_move_table(struct mm_struct *mm, const pmd_t *pmdp,
@@ -310,32 +323,69 @@ static __always_inline void ptat_mm_exit(struct mm_struct *mm)
 #define ptat_mm_has_id(mm)		((void)(mm), false)
 #define ptat_shadowed(entry)		((void)(entry), false)
 #define ptat_keeps_young(entry)		((void)(entry), false)
+#define ptat_flush_stores(mm)		((void)(mm))
 
+/* Macros, because types of page tables are not known here. */
 #define __ptat_set_pte(ptep, pte)	((void)(ptep), (void)(pte))
 #define __ptat_set_pmd(pmdp, pmd)	((void)(pmdp), (void)(pmd))
 #define ptat_sync_pte(ptep, pte)	((void)(ptep), (void)(pte))
 #define ptat_sync_pmd(pmdp, pmd)	((void)(pmdp), (void)(pmd))
 #define ptat_sync_range(from, to)	((void)(from), (void)(to))
 #define ptat_sync_new(from, to)		((void)(from), (void)(to))
-#define ptat_twin_pa(pa, val)		(pa)
 
-#define ptat_shadow_pte_table(mm, pmdp, page)		(page)
-#define ptat_unshadow_pte_table(mm, page)		(page)
-#define ptat_shadow_pmd_table(mm, pmdp, addr)		(pmdp)
-#define ptat_link_table(mm, entry, pa, level)		(pa)
-#define ptat_move_table(mm, pmdp, addr)		do { } while (0)
-#define ptat_free_table(page)				do { } while (0)
+#define ptat_shadow_pte_table(mm, pmdp, page)	((void)(mm), (void)(pmdp), (page))
+#define ptat_unshadow_pte_table(mm, page)	((void)(mm), (page))
+#define ptat_shadow_pmd_table(mm, pmdp, addr)	((void)(mm), (void)(addr), (pmdp))
+#define ptat_move_table(mm, pmdp, addr)		((void)(mm), (void)(pmdp), (void)(addr))
 
-#define ptat_mm_fork(mm, oldmm)		do { } while (0)
-#define ptat_mm_exec(mm)		do { } while (0)
-#define ptat_mm_secureexec(mm)		do { } while (0)
-#define ptat_mm_attach(tsk, why)	do { } while (0)
-#define ptat_mm_exit(mm)		do { } while (0)
-#define ptat_flush_stores(mm)		do { } while (0)
+static inline unsigned long ptat_link_table(struct mm_struct *mm, const void *entry,
+					    phys_addr_t pa, enum ptat_level level)
+{
+	return pa;
+}
 
-#define ptat_reserve_region()		do { } while (0)
-#define ptat_reserve_twins()		do { } while (0)
-#define ptat_page_fault(regs, error_code, addr)	false
+static inline phys_addr_t ptat_twin_pa(phys_addr_t pa, unsigned long val)
+{
+	return pa;
+}
+
+static inline void ptat_free_table(struct page *page)
+{
+}
+
+static inline void ptat_mm_fork(struct mm_struct *mm, const struct mm_struct *oldmm)
+{
+}
+
+static inline void ptat_mm_exec(struct mm_struct *mm)
+{
+}
+
+static inline void ptat_mm_secureexec(struct mm_struct *mm)
+{
+}
+
+static inline void ptat_mm_attach(struct task_struct *tsk, enum ptat_why why)
+{
+}
+
+static inline void ptat_mm_exit(struct mm_struct *mm)
+{
+}
+
+static inline void ptat_reserve_region(void)
+{
+}
+
+static inline void ptat_reserve_twins(void)
+{
+}
+
+static inline bool ptat_page_fault(struct pt_regs *regs, unsigned long error_code,
+				   unsigned long addr)
+{
+	return false;
+}
 
 #endif /* CONFIG_PTAT */
 

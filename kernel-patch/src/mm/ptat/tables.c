@@ -109,7 +109,7 @@ static struct page *shadow(struct mm_struct *mm, struct page *page, enum ptat_le
 
 struct page *__ptat_shadow_pte_table(struct mm_struct *mm, pmd_t *pmdp, struct page *page)
 {
-	if (!serves_user(pmd_table_base(__pa(pmdp) & PAGE_MASK)))
+	if (!mm->ptat_id || !serves_user(pmd_table_base(__pa(pmdp) & PAGE_MASK)))
 		return page;
 	return shadow(mm, page, PTAT_LEVEL_PTE, 0, __pa(pmdp));
 }
@@ -118,6 +118,8 @@ pmd_t *__ptat_shadow_pmd_table(struct mm_struct *mm, pmd_t *pmdp, unsigned long 
 {
 	struct page *page = virt_to_page(pmdp);
 
+	if (!mm->ptat_id)
+		return pmdp;
 	if (READ_ONCE(ptat_trace_pmd_tables) && addr < TASK_SIZE_MAX)
 		page = shadow(mm, page, PTAT_LEVEL_PMD, addr & PUD_MASK, 0);
 	/* Also while tracing is off: there may be tables below when it is on again. */
@@ -149,6 +151,8 @@ unsigned long __ptat_link_table(struct mm_struct *mm, const void *entry, phys_ad
 	phys_addr_t slot;
 	u64 base;
 
+	if (!mm->ptat_id)
+		return pa;
 	/* The split of a huge page fills the table behind an entry on the stack. */
 	if (!virt_addr_valid(entry) ||
 	    (level == PTAT_LEVEL_PTE && !PageTable(virt_to_page(entry))))

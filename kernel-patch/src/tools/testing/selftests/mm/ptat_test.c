@@ -33,6 +33,14 @@
 
 #include "../kselftest.h"
 
+/* What kselftest.h of older kernels lacks. */
+#ifndef __noreturn
+#define __noreturn		__attribute((noreturn))
+#define __printf(a, b)		__attribute((format(printf, a, b)))
+#define ksft_exit_fail_perror(msg)					\
+	ksft_exit_fail_msg("%s: %s (%d)\n", msg, strerror(errno), errno)
+#endif
+
 #define SYSFS		"/sys/kernel/mm/ptat/"
 #define CHECK		"/sys/kernel/debug/ptat/check"
 #define CGROUPS		"/sys/fs/cgroup/"
