@@ -7,10 +7,12 @@
 #include <linux/sched.h>
 #include <linux/uaccess.h>
 
+#include <asm/extable.h>
 #include <asm/processor-flags.h>
 #include <asm/smp.h>
 #include <asm/tlbflush.h>
 #include <asm/trap_pf.h>
+#include <asm/trapnr.h>
 #include <trace/events/ptat.h>
 
 /* Write back and invalidate the caches of all CPUs. */
@@ -31,11 +33,12 @@ void __iomem *ptat_arch_map_region(phys_addr_t pa, unsigned long size)
 	return ioremap_uc(pa, size);
 }
 
-/* Is the region gone, and may the caller sleep to detach it? */
-static bool detach_lost_region(struct pt_regs *regs)
+/* The region does not answer.  Can the access be tried again? */
+static bool recover(struct pt_regs *regs, unsigned long error_code, unsigned long addr)
 {
-	if (!ptat_region_lost() || faulthandler_disabled() || !(regs->flags & X86_EFLAGS_IF))
-		return false;
+	if (faulthandler_disabled() || !(regs->flags & X86_EFLAGS_IF))
+		/* Detaching takes sleep: let the access fail; others will detach. */
+		return !user_mode(regs) && fixup_exception(regs, X86_TRAP_PF, error_code, addr);
 	local_irq_enable();
 	ptat_detach("does not answer");
 	local_irq_disable();
@@ -52,8 +55,8 @@ static bool detach_lost_region(struct pt_regs *regs)
  * zeroes are not present.  With readback, each fault checks the region, as a
  * page that is there would fault for ever.
  *
- * Return: true if the access can be tried again, as the hardware has other page
- * tables now.
+ * Return: true if the fault is dealt with: the access can be tried again, as the
+ * hardware has other page tables now, or it fails by the exception table.
  *
  * Context: page fault, interrupts are off.
  */
@@ -61,9 +64,10 @@ bool ptat_page_fault(struct pt_regs *regs, unsigned long error_code, unsigned lo
 {
 	const struct mm_struct *mm = current->mm;
 
-	if (mm && READ_ONCE(mm->ptat_mode))
+	if (mm && READ_ONCE(mm->ptat_mode) && addr < TASK_SIZE_MAX)
 		trace_ptat_fault(mm->ptat_id, addr, error_code);
-	if ((error_code & X86_PF_RSVD) || static_branch_unlikely(&ptat_readback_key))
-		return detach_lost_region(regs);
-	return false;
+	if (!(error_code & X86_PF_RSVD) && !static_branch_unlikely(&ptat_readback_key))
+		return false;
+	/* Interrupts have been off since the walk, so no other CPU can have detached it. */
+	return ptat_region_lost() && recover(regs, error_code, addr);
 }
