@@ -9,7 +9,7 @@
 #     --key            print the directory it would be, and build nothing
 #     --version V      of which kernel (6.12)
 #     --source FILE    its tarball (that of the installed package)
-#     --config FILE    instead of config/guest
+#     --config FILE    instead of config/guest.config
 #     --patch FILE     apply this after the series; may be repeated
 #     --unpatched      leave the series out
 set -euo pipefail
@@ -21,7 +21,7 @@ objects=1600 # about what the configuration makes of it, for the progress line
 say() { echo "kernel: $*" >&2; }
 die() { say "$*"; exit 2; }
 
-key_only='' version=6.12 tarball=${PTAT_KERNEL_SOURCE:-} config=$here/config/guest patches=() series=1
+key_only='' version=6.12 tarball=${PTAT_KERNEL_SOURCE:-} config=$here/config/guest.config patches=() series=1
 while [ $# -gt 0 ]; do
     case $1 in
     --key) key_only=1 ;;
@@ -46,6 +46,7 @@ unused=(
     'sound/*.[ch]' 'tools/testing/selftests/*/*.[ch]' 'tools/perf/*'
 )
 
+[ -r "$config" ] || die "cannot read $config"
 [ -r "$tarball" ] || die "no $tarball: apt-get install linux-source-$version" \
     "(Debian 12: from bookworm-backports)"
 

@@ -30,7 +30,7 @@ static void after_the_flush(struct mmu_gather *tlb, pte_t *ptep)
 static int one_break_leads_past(struct vm_fault *vmf, pte_t *ptep)
 {
 	do {
-		__copy_present_ptes(vmf, folio, page, 1, addr); /* found */
+		__set_ptes(mm, addr, ptep, pte, 1); /* found */
 		if (need_resched())
 			goto unlock;
 	} while (ptep++, addr != end);
