@@ -247,7 +247,7 @@ static __always_inline pmd_t *ptat_shadow_pmd_table(struct mm_struct *mm, pmd_t 
  *
  * Context: the caller holds the lock of the table that @entry is part of.
  */
-static __always_inline unsigned long ptat_link_table(struct mm_struct *mm, const void *entry,
+static __always_inline phys_addr_t ptat_link_table(struct mm_struct *mm, const void *entry,
 						     phys_addr_t pa, enum ptat_level level)
 {
 	return ptat_enabled() ? __ptat_link_table(mm, entry, pa, level) : pa;
@@ -338,8 +338,8 @@ static __always_inline void ptat_mm_exit(struct mm_struct *mm)
 #define ptat_shadow_pmd_table(mm, pmdp, addr)	((void)(mm), (void)(addr), (pmdp))
 #define ptat_move_table(mm, pmdp, addr)		((void)(mm), (void)(pmdp), (void)(addr))
 
-static inline unsigned long ptat_link_table(struct mm_struct *mm, const void *entry,
-					    phys_addr_t pa, enum ptat_level level)
+static inline phys_addr_t ptat_link_table(struct mm_struct *mm, const void *entry,
+					  phys_addr_t pa, enum ptat_level level)
 {
 	return pa;
 }

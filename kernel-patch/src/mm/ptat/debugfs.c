@@ -37,7 +37,7 @@ static bool entry_matches(unsigned long offset, u64 *hw, unsigned int *tries)
 
 static bool region_is_there(void)
 {
-	if (!ptat_detached() && !ptat_region_answers())
+	if (!ptat_detached() && !ptat_region_responds())
 		ptat_detach("does not answer");
 	return !ptat_detached();
 }

@@ -128,7 +128,7 @@ static int notify_pm(struct notifier_block *nb, unsigned long action, void *unus
 			break;
 		ptat_arch_flush_caches();
 		ptat_region_clear();
-		if (ptat_region_answers())
+		if (ptat_region_responds())
 			set_detached(false);
 		else
 			pr_err("the region does not answer after sleep, tracing is off\n");

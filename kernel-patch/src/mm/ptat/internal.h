@@ -18,7 +18,7 @@
 
 /*
  * The canary is a word between two markers that never changes: a read of it
- * tells whether the region answers.  Being no part of a table, it cannot be
+ * tells whether the region responds.  Being no part of a table, it cannot be
  * mistaken for a walk.
  */
 #define PTAT_CANARY		0x6d2f70746174a55aULL
@@ -72,7 +72,7 @@ int ptat_region_init(void);
 void ptat_region_exit(void);
 void ptat_region_write(unsigned long offset, u64 val);
 u64 ptat_region_read(unsigned long offset);
-bool ptat_region_answers(void);
+bool ptat_region_responds(void);
 void ptat_region_clear(void);
 u64 ptat_mark(void);
 u64 ptat_last_seq(void);

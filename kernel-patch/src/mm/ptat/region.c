@@ -41,23 +41,23 @@ u64 ptat_region_read(unsigned long offset)
 }
 
 /**
- * ptat_region_answers - does the region keep what was written to it?
+ * ptat_region_responds - does the region keep what was written to it?
  *
  * A device that is gone reads as all ones, one that was reset as anything.
  */
-bool ptat_region_answers(void)
+bool ptat_region_responds(void)
 {
 	return ptat_region_read(PTAT_CANARY_OFFSET) == PTAT_CANARY;
 }
 
 /**
- * ptat_region_lost - is the region in use, but does not answer?
+ * ptat_region_lost - is the region in use, but does not respond?
  *
  * Context: any.
  */
 bool ptat_region_lost(void)
 {
-	return ptat_enabled() && !ptat_detached() && !ptat_region_answers();
+	return ptat_enabled() && !ptat_detached() && !ptat_region_responds();
 }
 
 /**
@@ -102,7 +102,7 @@ u64 ptat_last_seq(void)
 }
 
 /* Does the word at @offset keep what is written to it? */
-static bool __init word_answers(unsigned long offset)
+static bool __init word_keeps_value(unsigned long offset)
 {
 	static const u64 pattern = 0x0123456789abcdef;
 
@@ -127,7 +127,7 @@ int __init ptat_region_init(void)
 	}
 	/* Firmware, or the kernel before kexec, may have left dirty lines. */
 	ptat_arch_flush_caches();
-	if (!word_answers(0) || !word_answers(ptat_map.size - PTAT_ENTRY_BYTES)) {
+	if (!word_keeps_value(0) || !word_keeps_value(ptat_map.size - PTAT_ENTRY_BYTES)) {
 		pr_err("no memory answers in the region\n");
 		goto err_unmap;
 	}
