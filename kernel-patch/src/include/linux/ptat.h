@@ -248,7 +248,7 @@ static __always_inline pmd_t *ptat_shadow_pmd_table(struct mm_struct *mm, pmd_t 
  * Context: the caller holds the lock of the table that @entry is part of.
  */
 static __always_inline phys_addr_t ptat_link_table(struct mm_struct *mm, const void *entry,
-						     phys_addr_t pa, enum ptat_level level)
+						   phys_addr_t pa, enum ptat_level level)
 {
 	return ptat_enabled() ? __ptat_link_table(mm, entry, pa, level) : pa;
 }
