@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 #
 # Builds a Debian package of a kernel with the series, for this machine or another,
-# and prints its path.  It takes as long as a kernel does: hours, with a
-# distribution's configuration on two cores.
+# and prints its path.  With a distribution's configuration it takes hours on two cores.
 #
 #   deb.sh [--version V] [--source FILE] [--config FILE] [--only-config]
 #
@@ -51,7 +50,7 @@ mkdir "$work/src"
 tar -xJf "$tarball" -C "$work/src" --strip-components=1
 python3 "$here/series.py" write "$version" "$work/series"
 for patch in "$work"/series/*.patch; do
-	patch -d "$work/src" -p1 -s -f --no-backup-if-mismatch -i "$patch" >&2 ||
+	patch -d "$work/src" -p1 -s -f -F0 --no-backup-if-mismatch -i "$patch" >&2 ||
 		die "${patch##*/} does not apply to $tarball"
 done
 
@@ -71,15 +70,13 @@ if [ -n "$only_config" ]; then
 	cat .config
 	exit
 fi
-say "building (see $work/log)"
 make -j"$(nproc)" DPKG_FLAGS=-d bindeb-pkg >"$work/log" 2>&1 || {
 	tail -n 20 "$work/log" >&2
 	die "the build failed"
 }
 out=$cache/kernel-deb-$(make -s kernelrelease)
 mkdir -p "$out"
-mv "$work"/linux-image-*.deb "$work"/linux-headers-*.deb "$out" 2>/dev/null ||
-	mv "$work"/linux-image-*.deb "$out"
+mv "$work"/linux-*.deb "$out"
 package=$(find "$out" -name 'linux-image-*.deb' ! -name '*-dbg_*' | sort | tail -n 1)
 say "install it with: apt install $package"
 say "then boot it with ptat=64M on its command line (GRUB_CMDLINE_LINUX in /etc/default/grub)"

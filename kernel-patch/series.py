@@ -104,24 +104,18 @@ def _present(path: str, files: set[str]) -> str:
     return OBJECT.sub(lambda line: line[0] if f"{folder}{line[1]}.c" in files else "", text)
 
 
-def mails(version: str) -> Iterator[tuple[Patch, str]]:
-    """Each patch, and its mail."""
-    _, patches = load()
+def own_diffs() -> Iterator[tuple[Patch, str]]:
+    """Each patch, and what it changes among our own files."""
     files: dict[str, str] = {}
-    for number, patch in enumerate(patches, 1):
+    for patch in load()[1]:
         there = {*files, *patch.own}
-        diff = patch.hooks_diff(version)
+        diff = ""
         for path in sorted(there):
             text = _present(path, there)
             if text != files.get(path):
                 diff += own_diff(path, files.get(path), text)
                 files[path] = text
-        yield (
-            patch,
-            f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: {AUTHOR}\nDate: {DATE}\n"
-            f"Subject: [PATCH {number}/{len(patches)}] {patch.title}\n\n"
-            f"{patch.message.strip()}\n\nSigned-off-by: {AUTHOR}\n---\n{diff}",
-        )
+        yield patch, diff
 
 
 def write(version: str, directory: Path) -> list[Path]:
@@ -133,18 +127,29 @@ def write(version: str, directory: Path) -> list[Path]:
         f"From: {AUTHOR}\nDate: {DATE}\nSubject: [PATCH 0/{len(patches)}] {title}\n{body}\n"
     )
     paths = []
-    for number, (patch, mail) in enumerate(mails(version), 1):
+    for number, (patch, diff) in enumerate(own_diffs(), 1):
         name = re.sub(r"[^A-Za-z0-9]+", "-", patch.title).strip("-")[:52]
         paths.append(directory / f"{number:04}-{name}.patch")
-        paths[-1].write_text(mail)
+        paths[-1].write_text(
+            f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: {AUTHOR}\nDate: {DATE}\n"
+            f"Subject: [PATCH {number}/{len(patches)}] {patch.title}\n\n"
+            f"{patch.message.strip()}\n\nSigned-off-by: {AUTHOR}\n---\n"
+            f"{patch.hooks_diff(version)}{diff}"
+        )
     return paths
 
 
 def _git(tree: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = ["git", "-C", str(tree), "-c", "user.name=ptat", "-c", "user.email=ptat@localhost"]
-    return subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+    command: list[str | Path] = [
+        "git",
+        "-C",
+        tree,
+        "-c",
+        "user.name=ptat",
+        "-c",
+        "user.email=ptat@localhost",
+    ]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
 
 def _source(version: str) -> Path:
@@ -196,15 +201,15 @@ def check(version: str, tarball: Path) -> int:
         applied = _git(tree, "am", "--quiet", *paths)
         if applied.returncode:
             print(applied.stdout, applied.stderr, file=sys.stderr)
-        done = subprocess.run(
-            [
-                *("perl", tree / CHECKPATCH[0], "--strict", "--no-tree", "--no-summary"),
-                *("--terse", "--show-types", "--showfile", *paths),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        checkpatch: list[str | Path] = [
+            "perl",
+            tree / CHECKPATCH[0],
+            "--strict",
+            "--no-tree",
+            "--no-summary",
+        ]
+        checkpatch += ["--terse", "--show-types", "--showfile", *paths]
+        done = subprocess.run(checkpatch, capture_output=True, text=True, check=False)
     complaints = [line for line in done.stdout.splitlines() if not IGNORED.search(line)]
     for line in complaints:
         print(line, file=sys.stderr)

@@ -141,6 +141,7 @@ int main(int argc, char **argv)
 	}
 	show("/proc/iomem");
 	if (access("/sys/kernel/mm/ptat", F_OK) == 0) {
+		show("/sys/kernel/mm/ptat/readback");
 		show_directory("/sys/kernel/mm/ptat/region");
 		show_directory("/sys/kernel/mm/ptat/stat");
 		show("/sys/kernel/debug/ptat/check");

@@ -9,12 +9,11 @@ numbers, as ``git range-diff`` does. What a version's own names force to be diff
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
-import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -38,14 +37,15 @@ series = _load()
 OTHERS = [version for version in series.versions() if version != REFERENCE]
 
 
-def hunks(diff: str) -> Counter[str]:
-    """``file: changed lines`` of each hunk, without context."""
-    found: Counter[str] = Counter()
-    for part in re.split(r"^diff --git ", diff, flags=re.M)[1:]:
-        path = part.split(" b/", 1)[1].split("\n", 1)[0]
-        for hunk in re.split(r"^@@.*\n", part, flags=re.M)[1:]:
-            lines = (" ".join(line.split()) for line in hunk.splitlines() if line[:1] in "+-")
-            found[f"{path}: " + "\n".join(lines)] += 1
+def changes(diff: str) -> dict[str, list[str]]:
+    """The changed lines of each file, without context and white space."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in diff.splitlines():
+        if line.startswith("+++ b/"):
+            lines = found.setdefault(line.removeprefix("+++ b/"), [])
+        elif line[:1] in "+-" and not line.startswith("--- a/"):
+            lines.append(" ".join(line.split()))
     return found
 
 
@@ -53,10 +53,11 @@ def differences(version: str) -> str:
     """How the hooks of a version differ from those of 6.12, as text."""
     text = ""
     for patch in series.load()[1]:
-        expected, found = hunks(patch.hooks_diff(REFERENCE)), hunks(patch.hooks_diff(version))
-        for mark, only in (("-", expected - found), ("+", found - expected)):
-            for hunk in sorted(only.elements()):
-                text += f"{mark}{patch.hooks}: {hunk}\n"
+        expected, found = (changes(patch.hooks_diff(each)) for each in (REFERENCE, version))
+        for path in sorted({*expected, *found}):
+            lines = difflib.ndiff(expected.get(path, []), found.get(path, []))
+            if differing := [f"{line[0]}{line[2:]}" for line in lines if line[0] in "-+"]:
+                text += "\n".join((f"{patch.hooks}: {path}", *differing, ""))
     return text
 
 
@@ -90,24 +91,16 @@ def test_all_topics_have_hooks_in_all_versions() -> None:
 
 def test_the_series_adds_all_of_src(tmp_path: Path) -> None:
     """Patch by patch, with a Makefile that never names a file that is not there."""
-    for number, (patch, mail) in enumerate(series.mails(REFERENCE)):
-        own = re.split(r"(?=^diff --git )", mail.partition("\n---\n")[2], flags=re.M)
-        files = [f" b/{path}\n" for path in (*patch.own, "mm/ptat/Makefile")]
-        diff = "".join(
-            part
-            for part in own
-            if part.split("\n")[0] + "\n"
-            and any(part.partition("\n")[0].endswith(name.strip("\n")) for name in files)
-        )
-        if not diff:
-            continue
-        file = tmp_path.with_suffix(f".{number}")
-        file.write_text(diff)
-        subprocess.run(["git", "apply", file], cwd=tmp_path, check=True)
-        for makefile in tmp_path.glob("mm/ptat/Makefile"):
-            for name in series.OBJECT.findall(makefile.read_text()):
-                assert (makefile.parent / f"{name}.c").exists()
-    made = {path.relative_to(tmp_path): path.read_bytes() for path in _files(tmp_path)}
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for _patch, diff in series.own_diffs():
+        if diff:
+            (tmp_path / "diff").write_text(diff)
+            subprocess.run(["git", "apply", tmp_path / "diff"], cwd=tree, check=True)
+        for makefile in tree.glob("mm/ptat/Makefile"):
+            names = series.OBJECT.findall(makefile.read_text())
+            assert all((makefile.parent / f"{name}.c").exists() for name in names)
+    made = {path.relative_to(tree): path.read_bytes() for path in _files(tree)}
     source = {path.relative_to(series.SRC): path.read_bytes() for path in _files(series.SRC)}
     assert made == source
 
