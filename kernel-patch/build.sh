@@ -97,7 +97,7 @@ tar -xJf "$tarball" -C "$work/src" --strip-components=1 \
 
 for patch in "$work"/series/*.patch "${patches[@]}"; do
     [ -f "$patch" ] || continue
-    patch -d "$work/src" -p1 -s -f --no-backup-if-mismatch -i "$patch" >&2 ||
+    patch -d "$work/src" -p1 -s -f -F0 --no-backup-if-mismatch -i "$patch" >&2 ||
         die "${patch##*/} does not apply to $tarball"
 done
 
