@@ -309,7 +309,7 @@ REFUSED = [
     ("ptat=8M@0x80000000", "no memory answers"),
     (f"ptat=32M@{BAR:#x}", "region is in use"),
     (f"ptat=8M@{BAR:#x} lockdown=integrity", "the kernel is locked down, the region must be RAM"),
-    ("ptat=8M@256M elfcorehdr=0x20000000", "this is a crash kernel"),
+    ("ptat=8M@256M elfcorehdr=0x80000000", "this is a crash kernel"),
 ]
 
 
