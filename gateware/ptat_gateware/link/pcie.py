@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Link over PCIe: blocks into a ring of host memory, interrupts, and a mailbox in the BAR.
+
+::
+
+    sink ─► Gate ─► RingGate ─► LitePCIe's DMA writer ─► … ─► words of the PHY
+                       ▲ one block more                        │
+                       └──────── delivered ◄─ DeliveryCounter ◄┘
+
+The ring is as many blocks as `ring_blocks` says, where the descriptors of the DMA writer put them
+(in its mode *loop*). `ring_head` counts the blocks whose last word has left for the host,
+`ring_tail` those that the host is done with; a block begins only while there is a free place. A
+completion never passes a write that was sent before (section 2.4.1 of the PCI Express Base
+Specification 3.0), so a host that reads `ring_head` finds the blocks in its memory. It need not: a
+block's sequence number and check word tell that it is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from litepcie.common import phy_layout
+from litepcie.core.common import LitePCIeMasterInternalPort, LitePCIeMasterPort
+from litepcie.core.msi import LitePCIeMSI
+from litepcie.frontend.dma import LitePCIeDMAWriter
+from litepcie.tlp.packetizer import LitePCIeTLPPacketizer
+from litex.gen import LiteXModule
+from litex.soc.interconnect import stream
+from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
+from migen import If, Signal
+
+from ptat_gateware.link.gate import Gate
+from ptat_gateware.pack import WORD_BITS
+from ptat_parser import wire
+
+COUNT_BITS = 32
+ADDRESS_BITS = 64  # of host memory
+BLOCK_DWORDS = wire.BLOCK_BYTES // 4
+
+# Interrupts, by their bit in `msi_enable` and `msi_vector`.
+IRQ_RING, IRQ_MAILBOX = range(2)
+
+# Ring -------------------------------------------------------------------------------------------
+
+
+class DeliveryCounter(LiteXModule):
+    """Counts blocks as their words leave for the host: watches packets that only write blocks.
+
+    ``dat`` of the first word of a packet has its length in the low 10 bits, in dwords. ``count``
+    goes up with the last word of the packet that completes a block.
+    """
+
+    def __init__(self, data_width: int) -> None:
+        self.watch = watch = stream.Endpoint(phy_layout(data_width))  # nothing drives `ready` here
+        self.count = Signal(COUNT_BITS)
+        self.restart = Signal()
+
+        # # #
+
+        first = Signal(reset=1)
+        length, dwords = Signal(10), Signal(max=2 * BLOCK_DWORDS)
+        now = Signal(10)
+        passes = watch.valid & watch.ready
+        total = Signal(max=2 * BLOCK_DWORDS)
+        self.comb += [
+            If(first, now.eq(watch.dat[:10])).Else(now.eq(length)),
+            total.eq(dwords + now),
+        ]
+        self.sync += [
+            If(
+                passes,
+                first.eq(watch.last),
+                length.eq(now),
+                If(
+                    watch.last,
+                    dwords.eq(total[: (BLOCK_DWORDS - 1).bit_length()]),
+                    If(total >= BLOCK_DWORDS, self.count.eq(self.count + 1)),
+                ),
+            ),
+            If(self.restart, dwords.eq(0), self.count.eq(0)),
+        ]
+
+
+class RingGate(LiteXModule):
+    """Lets a block begin while the ring has a free place; ``delivered`` are blocks in the ring.
+
+    ``enable``: the DMA writer works; while it does not, the ring is empty. ``irq`` is 1 for a clock
+    when as many blocks have been delivered as the host wanted to be told of.
+    """
+
+    def __init__(self) -> None:
+        self.sink = sink = stream.Endpoint([("data", WORD_BITS)])
+        self.source = source = stream.Endpoint([("data", WORD_BITS)])
+        self.delivered = Signal(COUNT_BITS)
+        self.enable = Signal()
+        self.empty = Signal()  # all that has begun is delivered
+        self.irq = Signal()
+
+        self._blocks = CSRStorage(
+            COUNT_BITS, description="Blocks that the ring holds; 0: the host has none."
+        )
+        self._head = CSRStatus(
+            COUNT_BITS, description="Blocks that are in the ring or were, modulo 2^32."
+        )
+        self._tail = CSRStorage(
+            COUNT_BITS, description="Blocks that the host is done with, modulo 2^32."
+        )
+        self._wake = CSRStorage(
+            COUNT_BITS,
+            description="Interrupt once, when head has reached this or is beyond; writing arms it.",
+        )
+
+        # # #
+
+        begun = Signal(COUNT_BITS)  # blocks that have begun to go into the ring
+        inside, free, armed = Signal(), Signal(), Signal()
+        ahead = Signal(COUNT_BITS)
+        left = Signal(COUNT_BITS)
+        passes = source.valid & source.ready
+        self.comb += [
+            sink.connect(source, omit={"valid", "ready"}),
+            source.valid.eq(sink.valid & (inside | free)),
+            sink.ready.eq(source.ready & (inside | free)),
+            self._head.status.eq(self.delivered),
+            left.eq(begun - self._tail.storage),
+            ahead.eq(self.delivered - self._wake.storage),
+            self.empty.eq((begun == self.delivered) & ~inside),
+        ]
+        self.sync += [
+            # A register, for timing. It is stale for a clock after a block has begun, and no block
+            # is so short.
+            free.eq(self.enable & (left < self._blocks.storage)),
+            If(
+                passes,
+                inside.eq(~sink.last),
+                If(~inside, begun.eq(begun + 1)),
+            ),
+            self.irq.eq(armed & ~ahead[-1]),
+            If(armed & ~ahead[-1], armed.eq(0)),
+            If(self._wake.re, armed.eq(1)),
+            If(~self.enable, begun.eq(0), inside.eq(0), armed.eq(0)),
+        ]
+
+
+# Mailbox ----------------------------------------------------------------------------------------
+
+
+class HostMailbox(LiteXModule):
+    """The host's side of a `Mailbox`: frames word by word, through registers of the BAR.
+
+    Reading has no effect, as the BAR is prefetchable: a word of an answer is taken by a write.
+    ``requests`` and ``responses`` are the mailbox's. ``irq`` is 1 for a clock when an answer has
+    come.
+    """
+
+    def __init__(self) -> None:
+        self.requests = requests = stream.Endpoint([("data", 32)])
+        self.responses = responses = stream.Endpoint(
+            stream.EndpointDescription([("data", 32)], [("words", 9)])
+        )
+        self.irq = Signal()
+
+        self._status = CSRStatus(
+            fields=[
+                CSRField("room", size=1, description="A word of a request can be written."),
+                CSRField("valid", size=1, description="`response` is a word of an answer."),
+                CSRField("last", size=1, description="It is the last of the answer."),
+            ],
+            description="State of the mailbox.",
+        )
+        self._request = CSRStorage(
+            32, description="Writing appends a word to the request; while there is no room, not."
+        )
+        self._response = CSRStatus(32, description="The next word of the answer.")
+        self._take = CSRStorage(description="Writing takes the word of the answer.")
+
+        # # #
+
+        before = Signal()
+        waiting = Signal()
+        self.comb += [
+            requests.valid.eq(waiting),
+            requests.data.eq(self._request.storage),
+            self._status.fields.room.eq(~waiting),
+            self._status.fields.valid.eq(responses.valid),
+            self._status.fields.last.eq(responses.last),
+            self._response.status.eq(responses.data),
+            responses.ready.eq(self._take.re),
+            self.irq.eq(responses.valid & ~before),
+        ]
+        self.sync += [
+            before.eq(responses.valid),
+            If(requests.ready, waiting.eq(0)),
+            If(self._request.re, waiting.eq(1)),
+        ]
+
+
+# Link -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PHY:
+    """What LitePCIe's DMA writer wants to know of the endpoint that it belongs to."""
+
+    data_width: int
+    max_payload_size: Any
+    id: Any
+
+
+@dataclass(frozen=True)
+class _Endpoint:
+    phy: _PHY
+
+
+class RingLink(LiteXModule):
+    """Blocks from ``sink`` to a ring in host memory, as packets on ``source``; see `Gate`.
+
+    ``requester`` and ``max_payload_bytes`` are what the host gave the endpoint. ``mailbox`` is the
+    host's side of a `Mailbox`, of which a board with firmware has the other. ``msi`` are
+    interrupts for the PHY.
+    """
+
+    def __init__(self, data_width: int, requester: Any, max_payload_bytes: Any) -> None:
+        self.source = source = stream.Endpoint(phy_layout(data_width))
+
+        # # #
+
+        self.gate = gate = Gate()
+        self.ring = ring = RingGate()
+        endpoint = _Endpoint(_PHY(data_width, max_payload_bytes, requester))
+        port = LitePCIeMasterPort(
+            LitePCIeMasterInternalPort(data_width, ADDRESS_BITS, channel=0, write_only=True)
+        )
+        self.writer = writer = LitePCIeDMAWriter(
+            endpoint, port, address_width=ADDRESS_BITS, data_width=WORD_BITS
+        )
+        self.packetizer = packetizer = LitePCIeTLPPacketizer(
+            data_width, endianness="big", address_width=ADDRESS_BITS, capabilities=["REQUEST"]
+        )
+        self.counter = counter = DeliveryCounter(data_width)
+        self.mailbox = mailbox = HostMailbox()
+        self.interrupts = interrupts = LitePCIeMSI(width=2)
+        self.sink = gate.sink
+        self.msi = interrupts.source
+
+        self.comb += [
+            gate.source.connect(ring.sink),
+            ring.source.connect(writer.sink, keep={"valid", "ready", "data"}),
+            port.source.connect(packetizer.req_sink),
+            packetizer.source.connect(source),
+            counter.watch.valid.eq(source.valid),
+            counter.watch.ready.eq(source.ready),
+            counter.watch.last.eq(source.last),
+            counter.watch.dat.eq(source.dat),
+            counter.restart.eq(~writer.enable),
+            ring.enable.eq(writer.enable),
+            ring.delivered.eq(counter.count),
+            gate.quiet.eq(ring.empty),
+            gate.done.eq(ring.empty),
+            interrupts.irqs[IRQ_RING].eq(ring.irq),
+            interrupts.irqs[IRQ_MAILBOX].eq(mailbox.irq),
+        ]
