@@ -63,16 +63,14 @@ class ClearEngine(LiteXModule):
 
         units = region_bytes >> CLEAR_UNIT_SHIFT
         self._first = CSRStorage(
-            log2_int(units), name="clear_first", description="First 64 KiB of the region to clear."
+            log2_int(units), description="First 64 KiB of the region to clear."
         )
         self._last = CSRStorage(
             log2_int(units),
             reset=units - 1,
-            name="clear_last",
             description="Last 64 KiB of the region to clear, inclusive.",
         )
         self._control = CSRStorage(
-            name="clear_control",
             fields=[
                 CSRField(
                     "start",
@@ -85,7 +83,6 @@ class ClearEngine(LiteXModule):
             description="Control of clearing.",
         )
         self._status = CSRStatus(
-            name="clear_status",
             fields=[CSRField("busy", size=1, description="Zeros are being written.")],
             description="State of clearing.",
         )
