@@ -49,7 +49,8 @@ class Snooper(LiteXModule):
 
     ``decoder.gives_addresses``: its accesses have physical addresses already (`access_layout`), and
     no AddressMap is needed. A bus that can wait takes no access while ``admit`` (domain ``snoop``)
-    is low: those that it takes otherwise, one a clock, all have room in the CrossingFIFO.
+    is low: those that it takes otherwise, one a clock, are not lost. They have room in the
+    CrossingFIFO, or nothing is being recorded.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Snooper(LiteXModule):
             encoder.errors.eq(Cat(errors, unmapped)),
             encoder.room.eq(fifo.room),
             encoder.resume.eq(fifo.half_empty & half_empty),
-            self.admit.eq(fifo.half_empty),
+            self.admit.eq(fifo.half_empty | encoder.closed),
             encoder.time.eq(stamp.time),
             encoder.skip.eq(stamp.advance != 0),
             stamp.advance.eq(self.advance),

@@ -69,6 +69,11 @@ class Sender:
     def send(self, dwords: list[int], exact: bool = True) -> None:
         self.words.extend(words(dwords, self.data_width, exact))
 
+    def clear(self) -> None:
+        """Forget what was to be sent."""
+        self.words.clear()
+        self._offered = False
+
     def drive(self, pins: dict[str, int]) -> None:
         if not self._offered:
             self._offered = bool(self.words) and self.chance.random() >= self.pause
@@ -93,6 +98,12 @@ class Receiver:
         self.packets: deque[list[int]] = deque()
         self._words: list[tuple[int, int]] = []
         self._before: tuple[int, ...] | None = None  # what was offered and not taken
+
+    def clear(self) -> None:
+        """Forget what has come."""
+        self.packets.clear()
+        self._words.clear()
+        self._before = None
 
     def drive(self, pins: dict[str, int]) -> None:
         pins[f"{self.prefix}_ready"] = int(self.chance.random() >= self.pause)

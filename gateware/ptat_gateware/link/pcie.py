@@ -28,7 +28,7 @@ from litepcie.tlp.packetizer import LitePCIeTLPPacketizer
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
-from migen import If, Signal
+from migen import If, ResetInserter, Signal
 
 from ptat_gateware.link.gate import Gate
 from ptat_gateware.pack import WORD_BITS
@@ -85,8 +85,9 @@ class DeliveryCounter(LiteXModule):
 class RingGate(LiteXModule):
     """Lets a block begin while the ring has a free place; ``delivered`` are blocks in the ring.
 
-    ``enable``: the DMA writer works; while it does not, the ring is empty. ``irq`` is 1 for a clock
-    when as many blocks have been delivered as the host wanted to be told of.
+    ``enable``: the DMA writer works. While it does not, the ring is empty; the rest of a block that
+    was on its way is dropped. ``irq`` is 1 for a clock when as many blocks have been delivered as
+    the host wanted to be told of.
     """
 
     def __init__(self) -> None:
@@ -114,32 +115,34 @@ class RingGate(LiteXModule):
         # # #
 
         begun = Signal(COUNT_BITS)  # blocks that have begun to go into the ring
-        inside, free, armed = Signal(), Signal(), Signal()
+        inside, torn = Signal(), Signal()  # of a block that goes into the ring; of its lost rest
+        free, armed, wake = Signal(), Signal(), Signal()
         ahead = Signal(COUNT_BITS)
-        left = Signal(COUNT_BITS)
-        passes = source.valid & source.ready
+        passing = inside | free & ~torn
         self.comb += [
             sink.connect(source, omit={"valid", "ready"}),
-            source.valid.eq(sink.valid & (inside | free)),
-            sink.ready.eq(source.ready & (inside | free)),
+            source.valid.eq(sink.valid & passing & self.enable),
+            sink.ready.eq(source.ready & passing & self.enable | torn),
             self._head.status.eq(self.delivered),
-            left.eq(begun - self._tail.storage),
             ahead.eq(self.delivered - self._wake.storage),
-            self.empty.eq((begun == self.delivered) & ~inside),
+            wake.eq(armed & ~ahead[-1]),
+            self.irq.eq(wake),
+            self.empty.eq((begun == self.delivered) & ~inside & ~torn),
         ]
         self.sync += [
             # A register, for timing. It is stale for a clock after a block has begun, and no block
             # is so short.
-            free.eq(self.enable & (left < self._blocks.storage)),
+            free.eq(self.enable & (begun - self._tail.storage < self._blocks.storage)),
             If(
-                passes,
+                source.valid & source.ready,
                 inside.eq(~sink.last),
                 If(~inside, begun.eq(begun + 1)),
             ),
-            self.irq.eq(armed & ~ahead[-1]),
-            If(armed & ~ahead[-1], armed.eq(0)),
+            If(sink.valid & sink.last, torn.eq(0)),
+            If(~self.enable, begun.eq(0), inside.eq(0)),
+            If(~self.enable & inside, torn.eq(1)),
+            If(wake | ~self.enable, armed.eq(0)),
             If(self._wake.re, armed.eq(1)),
-            If(~self.enable, begun.eq(0), inside.eq(0), armed.eq(0)),
         ]
 
 
@@ -232,9 +235,9 @@ class RingLink(LiteXModule):
         port = LitePCIeMasterPort(
             LitePCIeMasterInternalPort(data_width, ADDRESS_BITS, channel=0, write_only=True)
         )
-        self.writer = writer = LitePCIeDMAWriter(
-            endpoint, port, address_width=ADDRESS_BITS, data_width=WORD_BITS
-        )
+        self.writer = writer = LitePCIeDMAWriter(endpoint, port, address_width=ADDRESS_BITS)
+        # Half a word must not be left in it when the writer is turned off.
+        self.converter = converter = ResetInserter()(stream.Converter(WORD_BITS, data_width))
         self.packetizer = packetizer = LitePCIeTLPPacketizer(
             data_width, endianness="big", address_width=ADDRESS_BITS, capabilities=["REQUEST"]
         )
@@ -246,7 +249,9 @@ class RingLink(LiteXModule):
 
         self.comb += [
             gate.source.connect(ring.sink),
-            ring.source.connect(writer.sink, keep={"valid", "ready", "data"}),
+            ring.source.connect(converter.sink, keep={"valid", "ready", "data"}),
+            converter.source.connect(writer.sink, keep={"valid", "ready", "data"}),
+            converter.reset.eq(~writer.enable),
             port.source.connect(packetizer.req_sink),
             packetizer.source.connect(source),
             counter.watch.valid.eq(source.valid),

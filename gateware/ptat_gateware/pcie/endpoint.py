@@ -81,12 +81,15 @@ class PCIeEndpoint(LiteXModule):
     ``phy`` is one of LitePCIe's, whose BAR 0 is that large; ``link_up`` is its link's state. The
     last 64 KiB of the BAR are not the region but the registers, reached by ``bus`` (Wishbone; its
     addresses count from the window's start).
+
+    A link that goes down ends a recording: a host that comes up knows nothing of it, and must not
+    wait for a ring that nobody empties.
     """
 
     def __init__(
         self, phy: Any, link_up: Any, port: Any, bar_bytes: int, queue_depth: int = QUEUE_DEPTH
     ) -> None:
-        self.decoder = decoder = ClockDomainsRenamer({"snoop": "sys"})(AccessDecoder())
+        decoder = AccessDecoder()  # a part of the snooper
         self.snooper = snooper = ClockDomainsRenamer({"snoop": "sys"})(
             Snooper(decoder, Buffer(BUFFER_WORDS), FIFO_DEPTH)
         )
@@ -120,7 +123,9 @@ class PCIeEndpoint(LiteXModule):
             decoder.hurry.eq(guard.dropping),
             decoder.refused.eq(completer.refused),
             decoder.empty.eq(completer.empty),
+            snooper.halt.eq(guard.dropping),
             snooper.source.connect(link.sink),
+            snooper.restart.eq(link.gate.start),
         ]
 
         # Packets to the host --------------------------------------------------------------------
