@@ -36,7 +36,7 @@ class PHY(LiteXModule):
         self.sink = stream.Endpoint(phy_layout(data_width))
         self.source = stream.Endpoint(phy_layout(data_width))
         self.msi = stream.Endpoint(msi_layout())
-        self.id = Signal(16, reset=COMPLETER)
+        self.id = Signal(16)
         self.max_payload_size = Signal(16)
         self.link_up = Signal()
 
@@ -60,6 +60,7 @@ class Top(LiteXModule):
             "rx_last": phy.source.last,
             "tx_ready": phy.sink.ready,
             "msi_ready": phy.msi.ready,
+            "id": phy.id,
             "max_payload": phy.max_payload_size,
             "link_up": phy.link_up,
             "request_ready": mailbox.requests.ready,
@@ -112,7 +113,7 @@ class Machine:
         self.receiver = Receiver(data_width, "tx", self.chance, pause)
         self.interrupts = Interrupts()
         self.world = World(stepper, self.sender, self.receiver, self.interrupts)
-        stepper.pins |= {"max_payload": max_payload, "link_up": 1}
+        stepper.pins |= {"id": COMPLETER, "max_payload": max_payload, "link_up": 1}
         self.memory: dict[int, int] = {}  # dwords by address
         self.completions: dict[int, Completion] = {}
         self.order: list[int] = []  # tags, as completions came

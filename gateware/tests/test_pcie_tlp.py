@@ -186,7 +186,7 @@ def test_packets_whose_length_is_not_what_they_say(data_width, kind):
         tlp = dataclasses.replace(tlp, payload=(1, 2, 3, 4))
     good = tlp.dwords()
     cut = [good[:end] for end in range(1, len(good))]
-    longer = [[*good, *[0] * more] for more in range(4, 8)]
+    longer = [[*good, *[0] * more] for more in range(5, 9)]
     got = decode(data_width, [*cut, good, *longer])
     assert [request["malformed"] for request, _ in got] == [1] * len(cut) + [0] + [1] * len(longer)
 
