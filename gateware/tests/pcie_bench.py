@@ -6,11 +6,15 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+from hypothesis import Phase
 from migen import Module, Signal
 from pcie_model import unpacked, words
 from verilated import Bench
 
 ONE_CLOCK = np.ones(1, np.uint8)
+
+# A failing example is a few packets already; to make it smaller takes minutes.
+WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 def wide(name: str, signal: Signal) -> dict[str, Signal]:

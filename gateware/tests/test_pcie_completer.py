@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from litex.gen import LiteXModule
 from migen import Signal
-from pcie_bench import Receiver, Sender, Stepper, World, wide
+from pcie_bench import WITHOUT_SHRINKING, Receiver, Sender, Stepper, World, wide
 from pcie_model import (
     ATOMICS,
     COMPLETIONS,
@@ -372,7 +372,7 @@ packets = st.lists(
 ).map(distinct)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None, phases=WITHOUT_SHRINKING)
 @given(st.sampled_from(WIDTHS), packets, st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 0.8]))
 def test_any_packets(data_width, tlps, seed, pause):
     bench = Bench(data_width, seed=seed, latency=random.Random(seed).randint(0, 40), pause=pause)

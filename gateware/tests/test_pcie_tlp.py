@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from litex.gen import LiteXModule
 from migen import Signal
-from pcie_bench import Receiver, Sender, Stepper, World, wide
+from pcie_bench import WITHOUT_SHRINKING, Receiver, Sender, Stepper, World, wide
 from pcie_model import CPL, CPLD, CPLLK, DEFINED, PREFIX, Completion, Tlp, decoded
 from verilated import needs_verilator
 
@@ -157,7 +157,7 @@ def any_tlp(draw) -> Tlp:
 dword = st.integers(0, 0xFFFF_FFFF)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
 @given(st.sampled_from(WIDTHS), st.lists(any_tlp(), min_size=1, max_size=8))
 def test_requests_as_the_specification_lays_them_out(data_width, tlps):
     for tlp, (got, payload) in zip(
@@ -167,7 +167,7 @@ def test_requests_as_the_specification_lays_them_out(data_width, tlps):
         assert_same(tlp, got, payload)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
 @given(st.lists(any_tlp(), min_size=1, max_size=4))
 def test_a_phy_that_enables_all_of_the_last_word(tlps):
     """As that of 7-series FPGAs does with 128 bits."""
@@ -300,7 +300,7 @@ def encode(data_width: int, completions: list[Completion]) -> list[list[int]]:
     return list(receiver.packets)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
 @given(st.sampled_from(WIDTHS), st.lists(any_completion(), min_size=1, max_size=8))
 def test_completions_as_the_specification_lays_them_out(data_width, completions):
     assert [decoded(dwords) for dwords in encode(data_width, completions)] == completions
@@ -315,7 +315,7 @@ def other_packet(tlp: OtherTlp) -> list[int]:
     return [int.from_bytes(packed[i : i + 4], "big") for i in range(0, len(packed), 4)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
 @given(st.sampled_from(WIDTHS), st.data())
 def test_requests_of_cocotbext_pcie(data_width, data):
     kind = data.draw(st.sampled_from([0x00, 0x20, 0x40, 0x60, 0x02, 0x4D, 0x6E]))
@@ -350,7 +350,7 @@ def test_requests_of_cocotbext_pcie(data_width, data):
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, phases=WITHOUT_SHRINKING)
 @given(st.sampled_from(WIDTHS), any_completion())
 def test_completions_read_by_cocotbext_pcie(data_width, completion):
     (dwords,) = encode(data_width, [completion])
