@@ -194,8 +194,10 @@ def well_formed(tlp: Tlp) -> bool:
 class Endpoint:
     """A BAR with a region of bytes and a window of registers at its end."""
 
-    def __init__(self, bar_bytes: int, window_bytes: int, completer: int) -> None:
-        self.bar_bytes = bar_bytes
+    def __init__(
+        self, bar_bytes: int, window_bytes: int, completer: int, region_bytes: int
+    ) -> None:
+        self.bar_bytes, self.region_bytes = bar_bytes, region_bytes
         self.window_start = bar_bytes - window_bytes
         self.completer = completer
         self.bytes = np.zeros(bar_bytes, np.uint8)
@@ -215,7 +217,8 @@ class Endpoint:
         in_window = tlp.address % self.bar_bytes >= self.window_start
         if 4 * tlp.length > ACCESS_BYTES:
             return Reaction(self._refusal(tlp), LENGTH)
-        if in_window and tlp.length > 2:
+        nowhere = not in_window and tlp.address % self.bar_bytes >= self.region_bytes
+        if nowhere or (in_window and tlp.length > 2):
             return Reaction(self._refusal(tlp), WINDOW)
         if tlp.kind in WRITES:
             return self._write(tlp, in_window)

@@ -45,6 +45,7 @@ WIDTHS = (64, 128)
 COMPLETER = 0x0300
 BAR_BYTES = 1 << 16
 WINDOW_BYTES = 1 << 12
+REGION_BYTES = 1 << 15  # between region and window there is nothing
 BASE = 0x12_3456_0000  # of the BAR
 QUEUE_DEPTH = 16
 
@@ -55,7 +56,7 @@ class Bare(LiteXModule):
     def __init__(self, data_width: int) -> None:
         completer = Signal(16, reset=COMPLETER)
         self.completer = dut = Completer(
-            data_width, BAR_BYTES, WINDOW_BYTES, completer, QUEUE_DEPTH
+            data_width, BAR_BYTES, WINDOW_BYTES, completer, REGION_BYTES, QUEUE_DEPTH
         )
         bus = dut.bus
         self.inputs = {
@@ -314,7 +315,8 @@ def memory_request(draw: Any) -> Tlp:
     """Reads and writes around few places, so that they meet; some against the rules."""
     kind = draw(st.sampled_from((*READS, *WRITES, *WRITES)))
     length = draw(st.sampled_from([1, 1, 2, 2, 2, 3, 5, 15, 16, 17, 32]))
-    page = draw(st.sampled_from([0, 0x1000, BAR_BYTES - WINDOW_BYTES, BAR_BYTES - 0x2000]))
+    pages = [0, 0, 0x1000, REGION_BYTES - 0x1000, REGION_BYTES, BAR_BYTES - WINDOW_BYTES]
+    page = draw(st.sampled_from(pages))
     place = draw(st.sampled_from([0, 4, 8, 0x3C, 0x40, 0xFF8, 0xFFC]))
     be = st.integers(0, 15)
     first, last = draw(st.tuples(be, be if length > 1 else st.sampled_from([0, 0, 0, 0, 0, 1])))
@@ -376,13 +378,13 @@ packets = st.lists(
 @given(st.sampled_from(WIDTHS), packets, st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 0.8]))
 def test_any_packets(data_width, tlps, seed, pause):
     bench = Bench(data_width, seed=seed, latency=random.Random(seed).randint(0, 40), pause=pause)
-    model = Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER)
+    model = Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES)
     compare(bench, model, tlps)
     assert bench.trace.empty == sum(
         tlp.length == 1
         and tlp.first_be == 0
         and tlp.kind in (*READS, *WRITES)
-        and tlp.address % BAR_BYTES < BAR_BYTES - WINDOW_BYTES
+        and tlp.address % BAR_BYTES < REGION_BYTES
         and not (tlp.kind in WRITES and tlp.poisoned)
         and not tlp.last_be
         and len(tlp.payload) == (tlp.kind in WRITES)
@@ -405,7 +407,7 @@ def test_every_byte_enable_and_length(data_width, kind):
     ]
     for start in range(0, len(tlps), 240):
         bench = Bench(data_width, pause=0.0, latency=3)
-        model = Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER)
+        model = Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES)
         fill = [
             Tlp(MWR64, 16, BASE + 0x40 * i, 15, 15, payload=tuple(range(16 * i, 16 * i + 16)))
             for i in range(4)
@@ -430,12 +432,12 @@ def test_a_read_sees_every_write_before_it(data_width):
         tlps.append(Tlp(MWR64, 2, BASE + 8 * (i % 3), 15, 15, payload=value))
         tlps.append(Tlp(MRD64, 2, BASE + 8 * (i % 3), 15, 15))
     bench = Bench(data_width, latency=60, pause=0.1)
-    compare(bench, Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER), distinct(tlps))
+    compare(bench, Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES), distinct(tlps))
 
 
 def test_several_reads_are_under_way():
     bench = Bench(latency=200, pause=0.0)
-    compare(bench, Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER), reads(60))
+    compare(bench, Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES), reads(60))
     assert bench.memory.most >= READS_UNDER_WAY
 
 
@@ -456,7 +458,7 @@ def test_no_completion_without_a_record():
 
 def test_registers_and_refusals_pass_what_waits():
     bench = Bench(pause=0.0)
-    model = Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER)
+    model = Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES)
     bench.trace.room = False
     write = Tlp(MWR64, 2, BASE, 15, 15, payload=(1, 2))
     for tlp in (*reads(4), write):

@@ -21,7 +21,8 @@ request                                             answer                      
 ==================================================  =================================  =========
 I/O, configuration, atomic operation, locked read   UR (2.3.1)                         TYPE
 memory request of more than 64 bytes                UR; a write is dropped             LENGTH
-window: more than 8 bytes, or the bus says no       UR; a write is dropped             WINDOW
+window: more than 8 bytes, or the bus says no;      UR; a write is dropped             WINDOW
+between the region and the window
 memory write with poisoned data                     dropped (2.7.2.2)                  POISONED
 length and payload disagree; byte enables that      dropped (2.2.5, 2.2.7, 6.2.4)      MALFORMED
 2.2.5 forbids; across a 4 KiB boundary; prefix or
@@ -99,7 +100,7 @@ judged_layout: Layout = [
 class RequestJudge(LiteXModule):
     """Says what to do with a request, from its header alone; takes a clock."""
 
-    def __init__(self, bar_bytes: int, window_bytes: int) -> None:
+    def __init__(self, bar_bytes: int, window_bytes: int, region_bytes: int) -> None:
         self.sink = sink = stream.Endpoint(request_layout)
         self.source = source = stream.Endpoint(judged_layout)
 
@@ -127,7 +128,8 @@ class RequestJudge(LiteXModule):
         no_first, no_last = sink.first_be == 0, sink.last_be == 0
         bad_enables = Mux(one, ~no_last, no_first | no_last)
         end = Signal(max=2 << LENGTH_BITS)  # dwords from the boundary before
-        malformed, too_long, in_window = Signal(), Signal(), Signal()
+        malformed, too_long, in_window, nowhere = (Signal() for _ in range(4))
+        bar_bits, region_bits = log2_int(bar_bytes), log2_int(region_bytes, need_pow2=False)
         self.comb += [
             end.eq(sink.address[2:PAGE_BITS] + Cat(sink.length, sink.length == 0)),
             malformed.eq(
@@ -138,10 +140,12 @@ class RequestJudge(LiteXModule):
             ),
             too_long.eq((sink.length > PAYLOAD_DWORDS) | (sink.length == 0)),
             in_window.eq(
-                sink.address[log2_int(window_bytes) : log2_int(bar_bytes)]
-                == bar_bytes // window_bytes - 1
+                sink.address[log2_int(window_bytes) : bar_bits] == bar_bytes // window_bytes - 1
             ),
         ]
+
+        if region_bits < bar_bits:
+            self.comb += nowhere.eq(~in_window & (sink.address[region_bits:bar_bits] != 0))
 
         # Verdict --------------------------------------------------------------------------------
 
@@ -153,7 +157,10 @@ class RequestJudge(LiteXModule):
             .Elif(~memory, refused.eq(1 << Refused.TYPE))
             .Elif(write & sink.poisoned, refused.eq(1 << Refused.POISONED))
             .Elif(too_long, refused.eq(1 << Refused.LENGTH))
-            .Elif(in_window & (sink.length > WINDOW_DWORDS), refused.eq(1 << Refused.WINDOW)),
+            .Elif(
+                nowhere | in_window & (sink.length > WINDOW_DWORDS),
+                refused.eq(1 << Refused.WINDOW),
+            ),
         ]
 
         # Completion (section 2.3.1.1) -----------------------------------------------------------
@@ -423,6 +430,7 @@ class Refuser(LiteXModule):
 class Completer(LiteXModule):
     """Serves a BAR of ``bar_bytes``, the last ``window_bytes`` of which are registers.
 
+    The region is ``region_bytes`` from its start: all the rest, or less, a power of 2.
     ``sink`` and ``source`` are the PHY's, ``completer`` is the bus, device and function number.
     ``record``, then ``command`` get each access of the region, ``response`` takes what reads give,
     in their order. ``bus`` gets the accesses of the window.
@@ -438,6 +446,7 @@ class Completer(LiteXModule):
         bar_bytes: int,
         window_bytes: int,
         completer: Any,
+        region_bytes: int | None = None,
         queue_depth: int = QUEUE_DEPTH,
     ) -> None:
         self.sink = stream.Endpoint(phy_layout(data_width))
@@ -456,7 +465,9 @@ class Completer(LiteXModule):
 
         self.dwords = dwords = DwordSplitter(data_width)
         self.decoder = decoder = RequestDecoder()
-        self.judge = judge = RequestJudge(bar_bytes, window_bytes)
+        self.judge = judge = RequestJudge(
+            bar_bytes, window_bytes, region_bytes or bar_bytes - window_bytes
+        )
         self.splitter = splitter = RegionSplitter()
         self.window = window = WindowServer(window_bytes)
         self.refuser = refuser = Refuser()

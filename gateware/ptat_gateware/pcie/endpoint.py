@@ -80,20 +80,27 @@ class PCIeEndpoint(LiteXModule):
 
     ``phy`` is one of LitePCIe's, whose BAR 0 is that large; ``link_up`` is its link's state. The
     last 64 KiB of the BAR are not the region but the registers, reached by ``bus`` (Wishbone; its
-    addresses count from the window's start).
+    addresses count from the window's start). The region is all the rest, or ``region_bytes`` from
+    the BAR's start, if the memory holds no more.
 
     A link that goes down ends a recording: a host that comes up knows nothing of it, and must not
     wait for a ring that nobody empties.
     """
 
     def __init__(
-        self, phy: Any, link_up: Any, port: Any, bar_bytes: int, queue_depth: int = QUEUE_DEPTH
+        self,
+        phy: Any,
+        link_up: Any,
+        port: Any,
+        bar_bytes: int,
+        region_bytes: int | None = None,
+        queue_depth: int = QUEUE_DEPTH,
     ) -> None:
         decoder = AccessDecoder()  # a part of the snooper
         self.snooper = snooper = ClockDomainsRenamer({"snoop": "sys"})(
             Snooper(decoder, Buffer(BUFFER_WORDS), FIFO_DEPTH)
         )
-        self.memory = memory = RegionMemory(port, bar_bytes)
+        self.memory = memory = RegionMemory(port, region_bytes or bar_bytes)
         self.link = link = RingLink(phy.data_width, phy.id, phy.max_payload_size)
 
         # # #
@@ -102,7 +109,7 @@ class PCIeEndpoint(LiteXModule):
 
         self.guard = guard = LinkGuard(phy.data_width)
         self.completer = completer = Completer(
-            phy.data_width, bar_bytes, WINDOW_BYTES, phy.id, queue_depth
+            phy.data_width, bar_bytes, WINDOW_BYTES, phy.id, region_bytes, queue_depth
         )
         self.bus = completer.bus
         self.comb += [

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The PCIe endpoint with no board around it: for its size, and for its timing on an ECP5.
 
-The hard block of a PCIe FPGA is nothing that open tools can place and route, but the cores behind
-it are. `BarePCIe` has their ends as pins. `ScannedPCIe` hangs all of these in a shift register, so
-that a few pins are enough to place and route the cores for a real device: each of their ends is at
-a flip-flop, as it is at a PHY of LitePCIe's and at a LiteDRAM controller.
+`CorePCIe` is what the budget is for: from the completer to the packer. `BarePCIe` is the whole
+endpoint, its ends as pins. `ScannedPCIe` hangs all of these in shift registers, so that a few pins
+are enough to place and route it for a real device: each of its ends is at a flip-flop, as it is at
+a PHY of LitePCIe's and at a LiteDRAM controller.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from litepcie.common import msi_layout, phy_layout
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import GenericBank
-from migen import Cat, ClockDomain, If, Signal, log2_int
+from migen import Cat, ClockDomain, ClockDomainsRenamer, If, Signal, log2_int
 
-from ptat_gateware.pcie.endpoint import PCIeEndpoint
+from ptat_gateware.buffer import Buffer
+from ptat_gateware.pcie.completer import Completer
+from ptat_gateware.pcie.decoder import AccessDecoder
+from ptat_gateware.pcie.endpoint import BUFFER_WORDS, FIFO_DEPTH, WINDOW_BYTES, PCIeEndpoint
+from ptat_gateware.snooper import Snooper
 
 DATA_WIDTH = 128
 BAR_BYTES = 256 * 1024 * 1024
@@ -38,6 +42,36 @@ class PHYEnds(LiteXModule):
         self.id = Signal(16)
         self.max_payload_size = Signal(16)
         self.link_up = Signal()
+
+
+class CorePCIe(LiteXModule):
+    """Completer, decoder, filter, stamp, encoder, packer and a buffer, with their registers."""
+
+    def __init__(self) -> None:
+        self.cd_sys = ClockDomain()
+        completer_id = Signal(16)
+        self.completer = completer = Completer(DATA_WIDTH, BAR_BYTES, WINDOW_BYTES, completer_id)
+        decoder = AccessDecoder()
+        self.snooper = snooper = ClockDomainsRenamer({"snoop": "sys"})(
+            Snooper(decoder, Buffer(BUFFER_WORDS), FIFO_DEPTH)
+        )
+        self.registers = registers = GenericBank(snooper.get_csrs(), 32, ordering="big")
+        self.comb += [
+            completer.record.connect(decoder.sink),
+            decoder.admit.eq(snooper.admit),
+            decoder.refused.eq(completer.refused),
+            decoder.empty.eq(completer.empty),
+        ]
+        bus = completer.bus
+        endpoints = (completer.sink, completer.source, completer.command, completer.response)
+        self.pins = {
+            *(signal for endpoint in endpoints for signal in endpoint.flatten()),
+            *snooper.source.flatten(),
+            *(bus.cyc, bus.stb, bus.we, bus.adr, bus.sel, bus.dat_w, bus.ack, bus.err, bus.dat_r),
+            *(end for csr in registers.simple_csrs for end in (csr.re, csr.r, csr.we, csr.w)),
+            *(completer_id, completer.abort, completer.busy, snooper.halt, snooper.restart),
+            *(self.cd_sys.clk, self.cd_sys.rst, decoder.hurry),
+        }
 
 
 class BarePCIe(LiteXModule):
