@@ -116,7 +116,10 @@ class Receiver:
     def seen(self, outputs: dict[str, int]) -> None:
         valid = outputs[f"{self.prefix}_valid"]
         data = sum(outputs[f"{self.prefix}_dat{i}"] << 64 * i for i in range(self.data_width // 64))
-        now = (data, outputs[f"{self.prefix}_be"], outputs[f"{self.prefix}_last"])
+        # Dwords that are not enabled may be anything, at any time.
+        enables = outputs[f"{self.prefix}_be"]
+        data &= sum(0xFF << 8 * i for i in range(self.data_width // 8) if enables >> i & 1)
+        now = (data, enables, outputs[f"{self.prefix}_last"])
         if self._before is not None:
             assert valid and now == self._before, "a word that was offered must stay"
         self._before = now if valid and not self._ready else None

@@ -39,6 +39,7 @@ class PHY(LiteXModule):
         self.id = Signal(16)
         self.max_payload_size = Signal(16)
         self.link_up = Signal()
+        self.bus_master = Signal()
 
 
 class Top(LiteXModule):
@@ -48,7 +49,7 @@ class Top(LiteXModule):
         self.phy = phy = PHY(data_width)
         self.ram = BlockRAMPort(BAR_BYTES)
         self.endpoint = endpoint = PCIeEndpoint(
-            phy, phy.link_up, self.ram.port, BAR_BYTES, queue_depth=32
+            phy, phy.link_up, phy.bus_master, self.ram.port, BAR_BYTES, queue_depth=32
         )
         self.registers = Registers(endpoint)
         self.bridge = wishbone.Wishbone2CSR(endpoint.bus, self.registers.bus)
@@ -63,6 +64,7 @@ class Top(LiteXModule):
             "id": phy.id,
             "max_payload": phy.max_payload_size,
             "link_up": phy.link_up,
+            "bus_master": phy.bus_master,
             "request_ready": mailbox.requests.ready,
             "answer_valid": mailbox.responses.valid,
             "answer_last": mailbox.responses.last,
@@ -113,7 +115,8 @@ class Machine:
         self.receiver = Receiver(data_width, "tx", self.chance, pause)
         self.interrupts = Interrupts()
         self.world = World(stepper, self.sender, self.receiver, self.interrupts)
-        stepper.pins |= {"id": COMPLETER, "max_payload": max_payload, "link_up": 1}
+        stepper.pins |= {"id": COMPLETER, "max_payload": max_payload}
+        stepper.pins |= {"link_up": 1, "bus_master": 1}
         self.memory: dict[int, int] = {}  # dwords by address
         self.completions: dict[int, Completion] = {}
         self.order: list[int] = []  # tags, as completions came

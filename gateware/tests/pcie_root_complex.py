@@ -90,6 +90,7 @@ class Design:
         while True:
             await Timer(PERIOD_NS, "ns")
             self.pins["id"] = int(self.card.pcie_id)
+            self.pins["bus_master"] = int(self.card.bus_master_enable)
             received = self.card.received
             self.most_waiting = max(self.most_waiting, len(received))
             if under_way is None and received:

@@ -104,6 +104,7 @@ def test_several_recordings_in_one_ring():
 
 def test_accesses_before_and_after_are_answered_and_not_recorded():
     machine = Machine()
+    assert machine.read("region_bytes") == REGION_BYTES
     machine.store(3, 77)
     assert machine.load(3) == 77
     machine.set_up_ring(2)
@@ -342,6 +343,39 @@ def test_a_ring_that_is_turned_off_in_the_middle_of_a_block(data_width, words):
     machine.write("link_gate_control", 0)
     machine.run(3000)
     assert machine.read("link_ring_head") == 0
+    machine.memory.clear()
+    machine.accesses.clear()
+    machine.set_up_ring(2)
+    machine.start()
+    traffic(machine, 30)
+    finish(machine)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_written_by_what_is_no_bus_master(seed):
+    """Packets end that have begun, the others are gone; the ring is set up anew."""
+    machine = Machine(seed=seed, pause=0.0)
+    machine.set_up_ring(2)
+    machine.start()
+    for i in range(20):
+        machine.walk(i)
+    machine.run(500)
+    machine.write("snooper_control", 2)  # send what there is
+    machine.until(lambda: bool(machine.memory))
+    machine.run(machine.chance.randint(0, 60))
+    machine.world.stepper.pins["bus_master"] = 0
+    machine.run(40)
+    written = len(machine.memory)
+    assert written < wire.BLOCK_BYTES // 4
+    machine.run(3000)
+    assert len(machine.memory) == written
+    assert machine.read("link_ring_head") == 0
+    machine.world.stepper.pins["bus_master"] = 1
+    machine.run(3000)
+    machine.write("snooper_control", 0)
+    machine.write("link_gate_control", 0)
+    machine.write("link_writer_enable", 0)
+    machine.quiesce()
     machine.memory.clear()
     machine.accesses.clear()
     machine.set_up_ring(2)

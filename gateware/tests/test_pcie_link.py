@@ -34,6 +34,7 @@ class Top(LiteXModule):
             "data": link.sink.data,
             "tx_ready": link.source.ready,
             "max_payload": max_payload,
+            "bus_master": link.bus_master,
             "msi_ready": link.msi.ready,
             "adr": bus.adr,
             "we": bus.we,
@@ -114,7 +115,7 @@ class Setup:
         receiver = Receiver(data_width, "tx", chance, pause)
         self.host = Host(receiver)
         self.world = World(stepper, self.source, receiver, self.host)
-        stepper.pins |= {"max_payload": max_payload, "msi_ready": 1}
+        stepper.pins |= {"max_payload": max_payload, "msi_ready": 1, "bus_master": 1}
         for i in range(blocks):
             address = BASE + i * wire.BLOCK_BYTES
             descriptor = address & 0xFFFF_FFFF | wire.BLOCK_BYTES << 32 | 1 << 57

@@ -3,9 +3,9 @@
 
 ::
 
-    sink ─► Gate ─► RingGate ─► LitePCIe's DMA writer ─► … ─► words of the PHY
-                       ▲ one block more                        │
-                       └──────── delivered ◄─ DeliveryCounter ◄┘
+    sink ─► Gate ─► RingGate ─► LitePCIe's DMA writer ─► PacketGate ─► words of the PHY
+                       ▲ one block more                                  │
+                       └──────── delivered ◄─ DeliveryCounter ◄──────────┘
 
 The ring is as many blocks as `ring_blocks` says, where the descriptors of the DMA writer put them
 (in its mode *loop*). `ring_head` counts the blocks whose last word has left for the host,
@@ -28,7 +28,7 @@ from litepcie.tlp.packetizer import LitePCIeTLPPacketizer
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
-from migen import If, ResetInserter, Signal
+from migen import If, Mux, ResetInserter, Signal
 
 from ptat_gateware.link.gate import Gate
 from ptat_gateware.pack import WORD_BITS
@@ -79,6 +79,30 @@ class DeliveryCounter(LiteXModule):
                 ),
             ),
             If(self.restart, dwords.eq(0), self.count.eq(0)),
+        ]
+
+
+class PacketGate(LiteXModule):
+    """Passes packets that begin while ``open``, and drops the others."""
+
+    def __init__(self, data_width: int) -> None:
+        self.sink = sink = stream.Endpoint(phy_layout(data_width))
+        self.source = source = stream.Endpoint(phy_layout(data_width))
+        self.open = Signal()
+
+        # # #
+
+        first = Signal(reset=1)
+        passing, passes = Signal(), Signal()  # this packet: as it began, and now
+        self.comb += [
+            passes.eq(Mux(first, self.open, passing)),
+            sink.connect(source, omit={"valid", "ready"}),
+            source.valid.eq(sink.valid & passes),
+            sink.ready.eq(source.ready | ~passes),
+        ]
+        self.sync += [
+            # A word that was offered stays: the packet has begun.
+            If(sink.valid, passing.eq(passes), first.eq(sink.ready & sink.last)),
         ]
 
 
@@ -219,13 +243,14 @@ class _Endpoint:
 class RingLink(LiteXModule):
     """Blocks from ``sink`` to a ring in host memory, as packets on ``source``; see `Gate`.
 
-    ``requester`` and ``max_payload_bytes`` are what the host gave the endpoint. ``mailbox`` is the
-    host's side of a `Mailbox`, of which a board with firmware has the other. ``msi`` are
-    interrupts for the PHY.
+    ``requester`` and ``max_payload_bytes`` are what the host gave the endpoint. While it is no bus
+    master, nothing is sent, and the ring is empty. ``mailbox`` is the host's side of a `Mailbox`,
+    of which a board with firmware has the other. ``msi`` are interrupts for the PHY.
     """
 
     def __init__(self, data_width: int, requester: Any, max_payload_bytes: Any) -> None:
         self.source = source = stream.Endpoint(phy_layout(data_width))
+        self.bus_master = Signal()
 
         # # #
 
@@ -241,6 +266,7 @@ class RingLink(LiteXModule):
         self.packetizer = packetizer = LitePCIeTLPPacketizer(
             data_width, endianness="big", address_width=ADDRESS_BITS, capabilities=["REQUEST"]
         )
+        self.packets = packets = PacketGate(data_width)
         self.counter = counter = DeliveryCounter(data_width)
         self.mailbox = mailbox = HostMailbox()
         self.interrupts = interrupts = LitePCIeMSI(width=2)
@@ -251,15 +277,17 @@ class RingLink(LiteXModule):
             gate.source.connect(ring.sink),
             ring.source.connect(converter.sink, keep={"valid", "ready", "data"}),
             converter.source.connect(writer.sink, keep={"valid", "ready", "data"}),
-            converter.reset.eq(~writer.enable),
+            converter.reset.eq(~ring.enable),
             port.source.connect(packetizer.req_sink),
-            packetizer.source.connect(source),
+            packetizer.source.connect(packets.sink),
+            packets.open.eq(self.bus_master),
+            packets.source.connect(source),
             counter.watch.valid.eq(source.valid),
             counter.watch.ready.eq(source.ready),
             counter.watch.last.eq(source.last),
             counter.watch.dat.eq(source.dat),
-            counter.restart.eq(~writer.enable),
-            ring.enable.eq(writer.enable),
+            counter.restart.eq(~ring.enable),
+            ring.enable.eq(writer.enable & self.bus_master),
             ring.delivered.eq(counter.count),
             gate.quiet.eq(ring.empty),
             gate.done.eq(ring.empty),

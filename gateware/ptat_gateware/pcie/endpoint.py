@@ -20,6 +20,7 @@ from typing import Any
 from litepcie.common import phy_layout
 from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
+from litex.soc.interconnect.csr import CSRStatus
 from litex.soc.interconnect.packet import Arbiter
 from migen import ClockDomainsRenamer, If, Mux, Signal
 
@@ -78,10 +79,11 @@ class LinkGuard(LiteXModule):
 class PCIeEndpoint(LiteXModule):
     """Holds ``bar_bytes`` of page tables in a memory behind ``port``, and traces accesses to them.
 
-    ``phy`` is one of LitePCIe's, whose BAR 0 is that large; ``link_up`` is its link's state. The
-    last 64 KiB of the BAR are not the region but the registers, reached by ``bus`` (Wishbone; its
-    addresses count from the window's start). The region is all the rest, or ``region_bytes`` from
-    the BAR's start, if the memory holds no more.
+    ``phy`` is one of LitePCIe's, whose BAR 0 is that large; ``link_up`` is its link's state,
+    ``bus_master`` whether the host lets it write to memory. The last 64 KiB of the BAR are not the
+    region but the registers, reached by ``bus`` (Wishbone; its addresses count from the window's
+    start). The region is all the rest, or ``region_bytes`` from the BAR's start, if the memory
+    holds no more.
 
     A link that goes down ends a recording: a host that comes up knows nothing of it, and must not
     wait for a ring that nobody empties.
@@ -91,11 +93,15 @@ class PCIeEndpoint(LiteXModule):
         self,
         phy: Any,
         link_up: Any,
+        bus_master: Any,
         port: Any,
         bar_bytes: int,
         region_bytes: int | None = None,
         queue_depth: int = QUEUE_DEPTH,
     ) -> None:
+        self._region_bytes = CSRStatus(
+            32, description="Size of the region, which begins where the BAR does."
+        )
         decoder = AccessDecoder()  # a part of the snooper
         self.snooper = snooper = ClockDomainsRenamer({"snoop": "sys"})(
             Snooper(decoder, Buffer(BUFFER_WORDS), FIFO_DEPTH)
@@ -104,6 +110,8 @@ class PCIeEndpoint(LiteXModule):
         self.link = link = RingLink(phy.data_width, phy.id, phy.max_payload_size)
 
         # # #
+
+        self.comb += self._region_bytes.status.eq(region_bytes or bar_bytes - WINDOW_BYTES)
 
         # Requests -------------------------------------------------------------------------------
 
@@ -133,6 +141,7 @@ class PCIeEndpoint(LiteXModule):
             snooper.halt.eq(guard.dropping),
             snooper.source.connect(link.sink),
             snooper.restart.eq(link.gate.start),
+            link.bus_master.eq(bus_master),
         ]
 
         # Packets to the host --------------------------------------------------------------------

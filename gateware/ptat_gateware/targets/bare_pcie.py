@@ -42,6 +42,7 @@ class PHYEnds(LiteXModule):
         self.id = Signal(16)
         self.max_payload_size = Signal(16)
         self.link_up = Signal()
+        self.bus_master = Signal()
 
 
 class CorePCIe(LiteXModule):
@@ -82,7 +83,7 @@ class BarePCIe(LiteXModule):
         self.phy = phy = PHYEnds(DATA_WIDTH)
         words = BAR_BYTES * 8 // PORT_WIDTH
         port = LiteDRAMNativePort("both", log2_int(words), PORT_WIDTH)
-        self.endpoint = endpoint = PCIeEndpoint(phy, phy.link_up, port, BAR_BYTES)
+        self.endpoint = endpoint = PCIeEndpoint(phy, phy.link_up, phy.bus_master, port, BAR_BYTES)
         self.registers = registers = GenericBank(endpoint.get_csrs(), 32, ordering="big")
         mailbox = endpoint.link.mailbox
         bus = endpoint.bus
@@ -93,6 +94,7 @@ class BarePCIe(LiteXModule):
             phy.id,
             phy.max_payload_size,
             phy.link_up,
+            phy.bus_master,
             port.cmd.ready,
             port.wdata.ready,
             *_driven(port.rdata),

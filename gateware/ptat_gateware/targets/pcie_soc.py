@@ -50,7 +50,12 @@ def add_endpoint(
     identity = Identity(board, AccessDecoder.phases * sys_clock_hz, bytes(20), GRANULARITY_BYTES)
     soc.identity = IdentityRegisters(identity)
     soc.endpoint = endpoint = PCIeEndpoint(
-        phy, phy._link_status.fields.status, port, bar_bytes, region_bytes
+        phy,
+        phy._link_status.fields.status,
+        phy._bus_master_enable.status,
+        port,
+        bar_bytes,
+        region_bytes,
     )
     window = wishbone.Interface(data_width=32, address_width=32)
     soc.bus.add_master("pcie", master=window)
