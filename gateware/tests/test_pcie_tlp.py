@@ -186,9 +186,18 @@ def test_packets_whose_length_is_not_what_they_say(data_width, kind):
         tlp = dataclasses.replace(tlp, payload=(1, 2, 3, 4))
     good = tlp.dwords()
     cut = [good[:end] for end in range(1, len(good))]
-    longer = [[*good, *[0] * more] for more in range(5, 9)]
+    longer = [[*good, *[0] * more] for more in range(4, 8)]
     got = decode(data_width, [*cut, good, *longer])
     assert [request["malformed"] for request, _ in got] == [1] * len(cut) + [0] + [1] * len(longer)
+
+
+@pytest.mark.parametrize("data_width", WIDTHS)
+def test_a_digest_is_no_payload(data_width):
+    """A packet that lacks a dword is short, though its digest comes in that dword's place."""
+    whole = Tlp(0x40, 2, 0x1000, last_be=0xF, payload=(1, 2), digest=1)
+    short = dataclasses.replace(whole, payload=(1,))
+    got = decode(data_width, [whole.dwords(), short.dwords()])
+    assert [request["malformed"] for request, _ in got] == [0, 1]
 
 
 @pytest.mark.parametrize("data_width", WIDTHS)

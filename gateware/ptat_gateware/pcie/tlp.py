@@ -34,8 +34,7 @@ DWORD_BITS = 32
 PAYLOAD_DWORDS = 16  # 64 bytes: the largest access of a CPU
 LENGTH_BITS = 10
 LENGTH_MAX = 1 << LENGTH_BITS  # dwords; encoded as 0
-# A packet may be followed by its digest, and a word of a 128-bit PHY end with 3 more dwords.
-PADDING_DWORDS = 4
+PADDING_DWORDS = 3  # a word of a 128-bit PHY may end with as many that belong to no packet
 
 
 class Fmt(enum.IntEnum):
@@ -219,7 +218,7 @@ class RequestDecoder(LiteXModule):
         # Header ---------------------------------------------------------------------------------
 
         header = [Signal(DWORD_BITS) for _ in range(4)]
-        four, has_data = header[0][29], header[0][30]
+        four, has_data, digest = header[0][29], header[0][30], header[0][15]
         self.comb += [
             source.fmt.eq(header[0][29:32]),
             source.type.eq(header[0][24:29]),
@@ -247,7 +246,9 @@ class RequestDecoder(LiteXModule):
         take = Signal()
         self.comb += [
             header_end.eq(Mux(four, 4, 3)),
-            expected.eq(header_end + Mux(has_data, Cat(source.length, source.length == 0), 0)),
+            expected.eq(
+                header_end + Mux(has_data, Cat(source.length, source.length == 0), 0) + digest
+            ),
             source.valid.eq(whole),
             source.malformed.eq((count < expected) | (count > expected + PADDING_DWORDS)),
             sink.ready.eq(~whole),
