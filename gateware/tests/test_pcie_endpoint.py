@@ -246,6 +246,9 @@ def test_mailbox():
         machine.until(lambda: not machine.sender.words)
         machine.run(20)
         assert not machine.read("link_mailbox_status") & 1
+        machine.write("link_mailbox_request", 999)  # has no room
+        machine.until(lambda: not machine.sender.words)
+        machine.run(20)
         outputs = machine.world.step()
         assert outputs["request_valid"]
         got.append(outputs["request_data"])

@@ -197,7 +197,7 @@ class HostMailbox(LiteXModule):
             description="State of the mailbox.",
         )
         self._request = CSRStorage(
-            32, description="Writing appends a word to the request; while there is no room, not."
+            32, description="Writing appends a word to the request, if there is room for one."
         )
         self._response = CSRStatus(32, description="The next word of the answer.")
         self._take = CSRStorage(description="Writing takes the word of the answer.")
@@ -205,10 +205,10 @@ class HostMailbox(LiteXModule):
         # # #
 
         before = Signal()
-        waiting = Signal()
+        waiting, word = Signal(), Signal(32)
         self.comb += [
             requests.valid.eq(waiting),
-            requests.data.eq(self._request.storage),
+            requests.data.eq(word),
             self._status.fields.room.eq(~waiting),
             self._status.fields.valid.eq(responses.valid),
             self._status.fields.last.eq(responses.last),
@@ -219,7 +219,7 @@ class HostMailbox(LiteXModule):
         self.sync += [
             before.eq(responses.valid),
             If(requests.ready, waiting.eq(0)),
-            If(self._request.re, waiting.eq(1)),
+            If(self._request.re & ~waiting, waiting.eq(1), word.eq(self._request.storage)),
         ]
 
 

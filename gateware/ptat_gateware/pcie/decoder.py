@@ -37,7 +37,7 @@ EMPTY_COUNT = ACCESS_COUNT + 1  # requests that touch no byte
 HELD_COUNT = EMPTY_COUNT + 1  # clocks in which an access waited
 OVERDUE_COUNT = HELD_COUNT + 1  # accesses let through because they waited too long
 
-PATIENCE_BITS = 32
+PATIENCE_BITS = 24  # 134 ms at 125 MHz
 
 
 class AccessDecoder(LiteXModule):
