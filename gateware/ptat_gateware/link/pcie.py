@@ -110,8 +110,8 @@ class RingGate(LiteXModule):
     """Lets a block begin while the ring has a free place; ``delivered`` are blocks in the ring.
 
     ``enable``: the DMA writer works. While it does not, the ring is empty; the rest of a block that
-    was on its way is dropped. ``irq`` is 1 for a clock when as many blocks have been delivered as
-    the host wanted to be told of.
+    was on its way is dropped. ``irq`` is 1 for a clock when ``delivered`` reaches the number that
+    the host waits for.
     """
 
     def __init__(self) -> None:

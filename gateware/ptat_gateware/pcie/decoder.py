@@ -120,7 +120,7 @@ class AccessDecoder(LiteXModule):
             source.address.eq(sink.address),
         ]
 
-        # Refused packets are told in the stream: what they were to store is not in the region.
+        # The stream marks refused packets: what they were to store is not in the region.
         self.sync.snoop += [
             self.illegal.code.eq(self.refused),
             self.illegal.code[Refused.MESSAGE].eq(0),
