@@ -189,6 +189,7 @@ check-hugepages: setup
 bench: setup .venv/gateware-ready
 	$(PYTHON) parser/bench_pages.py
 	$(PYTHON) -m ptat_testbed.bench
+	$(PYTHON) gateware/bench_pcie.py
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
 	$(PYTHON) -m ptat_testbed.bench_boards
 

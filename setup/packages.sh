@@ -34,7 +34,8 @@ qemu_major_min=10
 
 case "${1:-}" in
 "") ;;
-gateware) packages+=(verilator) ;;
+# iverilog gives cocotb a simulator to run in
+gateware) packages+=(verilator iverilog) ;;
 # clang is for libFuzzer; ninja builds picolibc
 firmware) packages+=(libcmocka-dev clang libclang-rt-dev gcc-riscv64-unknown-elf ninja-build) ;;
 browser) packages+=(chromium) ;;
