@@ -456,9 +456,9 @@ static void more_than_tables(void)
 	long used = stat_number("used"), fallbacks = stat_number("fallbacks");
 	char *p = huge_pages(count * TABLE_SPAN);
 
-	for (size_t i = 0; i < count; i++)
-		require(!p[i * TABLE_SPAN]);
 	fill(p, 16 * MB, 1);
+	for (size_t i = 8; i < count; i++)
+		require(!p[i * TABLE_SPAN]);
 	require(huge_kib() >= (long)(16 * MB / 1024));
 	/* Nine or ten PMD tables, and those of this program. */
 	require(stat_number("used") < used + 64);
