@@ -174,7 +174,9 @@ def test_selftest(boot: Boot, cpus: int) -> None:
 
 @pytest.mark.guest
 def test_selftest_in_a_bar(boot: Boot) -> None:
-    console = boot(f"ptat=8M@{BAR:#x} -- /ptat_test", devices=BAR_DEVICE)
+    # Each walk and each read-back takes QEMU's way through a device: slow, on a busy host.
+    patient = "rcupdate.rcu_cpu_stall_timeout=300"
+    console = boot(f"ptat=8M@{BAR:#x} {patient} -- /ptat_test", devices=BAR_DEVICE)
     assert "/ptat_test: exit status 0" in console
     assert_traces(console, BAR, 8 * MIB)
     # The claim nests below the device's.
