@@ -6,8 +6,7 @@
 #
 #   deb.sh [--version V] [--source FILE] [--config FILE] [--only-config]
 #
-# The configuration is that of the running kernel, unless --config names another,
-# plus CONFIG_PTAT.  --only-config prints what that makes of it, and builds nothing.
+# The configuration is the running kernel's or FILE, plus CONFIG_PTAT.  --only-config prints it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

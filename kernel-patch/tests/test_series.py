@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The series of all kernel versions do the same, and have what ``src/`` has in the end.
 
-The hooks of each version are compared with those of 6.12 hunk by hunk, without context and line
-numbers, as ``git range-diff`` does. What a version's own names force to be different is in its
-``differs``: whoever changes one version has to change the others, or to accept a new difference
-(PTAT_ACCEPT_GOLDEN=1) and have it reviewed.
+The hooks of each version are compared with those of 6.12, without context and line numbers. What a
+version's own names force to be different is in its ``differs``: whoever changes one version has to
+change the others, or to accept a new difference (PTAT_ACCEPT_GOLDEN=1) and have it reviewed.
 """
 
 from __future__ import annotations
