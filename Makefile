@@ -5,7 +5,7 @@ PTAT := .venv/bin/ptat
 PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
-	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect test-kernels \
+	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect kernel-series kernel-deb test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards first-report study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
@@ -24,6 +24,8 @@ help:
 	@echo 'make kernel-cost      instructions that PTAT costs, against the unpatched kernel'
 	@echo 'make kernel-debug     the patched kernel under KASAN, lockdep and the like, and under KCSAN'
 	@echo 'make kernel-bisect    after each patch of the series, does what it touches compile?'
+	@echo 'make kernel-series    the patches as mails for git am, checked; VERSION=6.12'
+	@echo 'make kernel-deb       a Debian package of the patched kernel; CONFIG=FILE'
 	@echo 'make test-kernels     the series for other kernels, built and tested; SERIES="6.1 7.3"'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
 	@echo 'make sim-soc          a simulated device with its firmware captures a program, over UDP'
@@ -95,8 +97,8 @@ lint: packages .venv/ready
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh docs/notebooks/*.sh .ci/run .ci/kernel
-	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h')
-	kernel-patch/checkpatch.sh
+	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h' ':!kernel-patch/src')
+	$(PYTHON) kernel-patch/series.py check 6.12
 
 # Place and route is one long process of low priority; nearly always its result is cached.
 test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-browser packages-docs packages-kernel packages-studies lint
@@ -166,6 +168,17 @@ kernel-debug: setup
 kernel-bisect: packages .venv/ready
 	@$(PYTHON) -m ptat_testbed.kernel_bisect
 
+# The patches of a kernel version as mails, checked: do they apply, does checkpatch complain?
+VERSION ?= 6.12
+kernel-series: packages .venv/ready
+	@$(PYTHON) kernel-patch/series.py write $(VERSION) kernel-series-$(VERSION)
+	@echo 'the series is in kernel-series-$(VERSION)/' >&2
+	@$(PYTHON) kernel-patch/series.py check $(VERSION)
+
+# A Debian package of the patched kernel, with the configuration of the running one or CONFIG=FILE.
+kernel-deb: packages-kernel
+	@kernel-patch/deb.sh $(if $(CONFIG),--config $(CONFIG))
+
 test-kernels: packages .venv/ready
 	@$(PYTHON) -m ptat_testbed.kernel_versions $(SERIES)
 
@@ -179,6 +192,7 @@ check-hugepages: setup
 bench: setup .venv/gateware-ready
 	$(PYTHON) studies/bench_pages.py
 	$(PYTHON) -m ptat_testbed.bench
+	$(PYTHON) gateware/bench_pcie.py
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
 	$(PYTHON) -m ptat_testbed.bench_boards
 

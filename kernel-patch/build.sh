@@ -1,22 +1,40 @@
 #!/bin/bash
 # SPDX-License-Identifier: BSD-2-Clause
 #
-# Builds the guest kernel, or finds it in the cache, and prints the directory
-# that holds bzImage, System.map, config, and ptat_test, the kernel's own test of
-# PTAT as a static program.  All else goes to stderr.
+# Builds a kernel with the series, or finds it in the cache, and prints the
+# directory that holds bzImage, System.map, config, and ptat_test, the kernel's
+# own test of PTAT as a static program.  All else goes to stderr.
 #
-#   build.sh          build if need be, print the directory
-#   build.sh --key    print the directory it would be
+#   build.sh [OPTION]...
+#     --key            print the directory it would be, and build nothing
+#     --version V      of which kernel (6.12)
+#     --source FILE    its tarball (that of the installed package)
+#     --config FILE    instead of config/guest.config
+#     --patch FILE     apply this after the series; may be repeated
+#     --unpatched      leave the series out
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-series=$here/linux-6.12
-tarball=${PTAT_KERNEL_SOURCE:-/usr/src/linux-source-6.12.tar.xz}
 cache=${PTAT_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ptat}
-objects=1550 # about what the config makes of it, for the progress line
+objects=1600 # about what the configuration makes of it, for the progress line
 
 say() { echo "kernel: $*" >&2; }
 die() { say "$*"; exit 2; }
+
+key_only='' version=6.12 tarball=${PTAT_KERNEL_SOURCE:-} config=$here/config/guest.config patches=() series=1
+while [ $# -gt 0 ]; do
+    case $1 in
+    --key) key_only=1 ;;
+    --unpatched) series='' ;;
+    --version) version=$2; shift ;;
+    --source) tarball=$2; shift ;;
+    --config) config=$2; shift ;;
+    --patch) patches+=("$2"); shift ;;
+    *) die "unknown argument '$1'; the first lines of build.sh have the usage" ;;
+    esac
+    shift
+done
+tarball=${tarball:-/usr/src/linux-source-$version.tar.xz}
 
 # The kernel's sources are big: leave out what no part of this build reads.
 # (Every Kconfig file must stay.)
@@ -28,19 +46,22 @@ unused=(
     'sound/*.[ch]' 'tools/testing/selftests/*/*.[ch]' 'tools/perf/*'
 )
 
-for arg; do
-    [ "$arg" = --key ] || die "unknown argument '$arg'; usage: build.sh [--key]"
-done
-[ -r "$tarball" ] || die "no $tarball: apt-get install linux-source-6.12" \
+[ -r "$config" ] || die "cannot read $config"
+[ -r "$tarball" ] || die "no $tarball: apt-get install linux-source-$version" \
     "(Debian 12: from bookworm-backports)"
 
+mkdir -p "$cache"
+work=$(mktemp -d "$cache/kernel-build.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/series"
+[ -z "$series" ] || python3 "$here/series.py" write "$version" "$work/series"
 key=$({
-    cat "${BASH_SOURCE[0]}" "$series"/config "$series"/*.patch
+    cat "${BASH_SOURCE[0]}" "$config" "$work"/series/* "${patches[@]}" /dev/null 2>/dev/null
     sha256sum <"$tarball"
 } | sha256sum | cut -c1-16)
 out=$cache/kernel-$key
 
-if [ "${1:-}" = --key ] || [ -f "$out/bzImage" ]; then
+if [ -n "$key_only" ] || [ -f "$out/bzImage" ]; then
     echo "$out"
     exit
 fi
@@ -60,7 +81,6 @@ need flock util-linux
 echo '#include <gelf.h>' | gcc -E - >/dev/null 2>&1 || missing+=(libelf-dev)
 [ ${#missing[@]} = 0 ] || die "missing tools: apt-get install ${missing[*]}"
 
-mkdir -p "$cache"
 exec 9>"$cache/kernel.lock"
 flock -n 9 || { say "waiting for another build"; flock 9; }
 if [ -f "$out/bzImage" ]; then
@@ -68,19 +88,17 @@ if [ -f "$out/bzImage" ]; then
     exit
 fi
 
-work=$(mktemp -d "$cache/kernel-build.XXXXXX")
-trap 'rm -rf "$work"' EXIT
 start=$SECONDS
-
 say "building into $out (some minutes, once)"
 say "unpacking $tarball"
 mkdir "$work/src" "$work/obj" "$work/out"
 tar -xJf "$tarball" -C "$work/src" --strip-components=1 \
-    "${unused[@]/#/--exclude=linux-source-6.12/}"
+    "${unused[@]/#/--exclude=linux-source-$version/}"
 
-for patch in "$series"/*.patch; do
-    say "applying ${patch##*/}"
-    patch -d "$work/src" -p1 -s -f --no-backup-if-mismatch -i "$patch" >&2
+for patch in "$work"/series/*.patch "${patches[@]}"; do
+    [ -f "$patch" ] || continue
+    patch -d "$work/src" -p1 -s -f -F0 --no-backup-if-mismatch -i "$patch" >&2 ||
+        die "${patch##*/} does not apply to $tarball"
 done
 
 # Nothing of the machine or the moment goes into the image.
@@ -88,17 +106,23 @@ export KBUILD_BUILD_USER=ptat KBUILD_BUILD_HOST=ptat
 KBUILD_BUILD_TIMESTAMP=$(date -u -r "$tarball")
 export KBUILD_BUILD_TIMESTAMP
 
-run_make() { make -C "$work/src" O="$work/obj" "$@"; }
+# Variants of the kernel have most objects in common; each is built in a directory of its own.
+compiler=()
+if command -v ccache >/dev/null; then
+    compiler=("CC=ccache gcc")
+    export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1
+fi
+run_make() { make -C "$work/src" O="$work/obj" "${compiler[@]}" "$@"; }
 
 say "configuring"
 {
     run_make -s tinyconfig
-    cat "$series/config" >>"$work/obj/.config"
+    cat "$config" >>"$work/obj/.config"
     run_make -s olddefconfig
 } >"$work/log" 2>&1 || { cat "$work/log" >&2; die "configuration failed"; }
-grep -E '^CONFIG_[A-Z0-9_]+=y' "$series/config" | while read -r line; do
+grep -E '^CONFIG_[A-Z0-9_]+=y' "$config" | while read -r line; do
     grep -qxF "$line" "$work/obj/.config" ||
-        die "$series/config: $line did not take effect"
+        die "$config: $line did not take effect"
 done
 
 progress() {
@@ -124,8 +148,8 @@ if ! run_make -j"$(nproc)" bzImage 2>&1 | progress; then
     die "the build failed"
 fi
 
-${CC:-gcc} -O2 -static -pthread -o "$work/out/ptat_test" \
-    "$work/src/tools/testing/selftests/mm/ptat_test.c" >&2
+selftest=$work/src/tools/testing/selftests/mm/ptat_test.c
+[ ! -f "$selftest" ] || ${CC:-gcc} -O2 -static -pthread -o "$work/out/ptat_test" "$selftest" >&2
 cp "$work/obj/arch/x86/boot/bzImage" "$work/obj/System.map" "$work/out"
 cp "$work/obj/.config" "$work/out/config"
 mv -T "$work/out" "$out"

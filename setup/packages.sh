@@ -21,7 +21,7 @@ packages=(
 	# the guest: QEMU and the kernel's source
 	qemu-system-x86 seabios linux-source-6.12
 	# building the kernel
-	build-essential bc bison flex libelf-dev libssl-dev kmod lz4 xz-utils perl
+	build-essential bc bison ccache flex libelf-dev libssl-dev kmod lz4 xz-utils perl
 	# building the plugin (its header comes from QEMU's source package: dpkg-dev)
 	libglib2.0-dev zlib1g-dev pkg-config dpkg-dev
 	# Python, and the lint of shell
@@ -34,14 +34,15 @@ qemu_major_min=10
 
 case "${1:-}" in
 "") ;;
-gateware) packages+=(verilator) ;;
+# iverilog gives cocotb a simulator to run in
+gateware) packages+=(verilator iverilog) ;;
 # clang is for libFuzzer; ninja builds picolibc
 firmware) packages+=(libcmocka-dev clang libclang-rt-dev gcc-riscv64-unknown-elf ninja-build) ;;
 browser) packages+=(chromium) ;;
 # tracing programs for the study of page sizes, what is traced, and file systems
 studies) packages+=(valgrind zstd freecell-solver-bin vim graphicsmagick poppler-utils vorbis-tools e2fsprogs xfsprogs fio) ;;
 # coccinelle finds stores to page tables; the libraries are the kernel's mm selftests'
-kernel) packages+=(coccinelle e2fsprogs stress-ng libcap-dev libnuma-dev liburing-dev) ;;
+kernel) packages+=(coccinelle debhelper e2fsprogs rsync stress-ng libcap-dev libnuma-dev liburing-dev) ;;
 docs) packages+=(mandoc) ;;
 *) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs|kernel|studies]" ;;
 esac

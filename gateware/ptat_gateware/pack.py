@@ -77,6 +77,7 @@ class Encoder(LiteXModule):
         self.enable = Signal()  # of the trigger
         self.starting = Signal()  # for one clock
         self.recording = Signal()
+        self.closed = Signal()  # what enters the trigger now is no part of a recording
 
         # From the stamp.
         self.time = Signal(wire.TIME_BITS)
@@ -278,6 +279,7 @@ class Encoder(LiteXModule):
             losing.eq(fsm.ongoing("LOSING")),
             self.starting.eq(idle & self.run),
             self.recording.eq(~idle),
+            self.closed.eq(idle & ~self.run | fsm.ongoing("STOPPING") | fsm.ongoing("STOPPED")),
             self.enable.eq((running | losing) & ~over),
             self.matched.eq(reduce(lambda total, sink: total + sink.valid, self.sinks, 0)),
         ]

@@ -46,6 +46,11 @@ class Snooper(LiteXModule):
     recording with a STOP mark that says it was the watchdog. A pulse of ``restart`` (``sys``),
     given while nothing is under way, lets blocks count from 0 again. ``buffer`` holds the finished
     blocks; by default 64 KiB in block RAM.
+
+    ``decoder.gives_addresses``: its accesses have physical addresses already (`access_layout`), and
+    no AddressMap is needed. A bus that can wait takes no access while ``admit`` (domain ``snoop``)
+    is low: those that it takes otherwise, one a clock, are not lost. They have room in the
+    CrossingFIFO, or nothing is being recorded.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Snooper(LiteXModule):
         self.halt = Signal()
         self.restart = Signal()
         self.advance = Signal(32)
+        self.admit = Signal()
 
         self._control = CSRStorage(
             fields=[
@@ -107,7 +113,12 @@ class Snooper(LiteXModule):
         # Cores --------------------------------------------------------------------------------
 
         self.decoder = decoder
-        self.address = address = AddressMap(lanes)
+        unmapped: Any = 0
+        stages: list[Any] = [decoder]
+        if not decoder.gives_addresses:
+            self.address = AddressMap(lanes)
+            unmapped = self.address.unmapped
+            stages.append(self.address)
         self.filter = windows = WindowFilter(lanes)
         self.trigger = trigger = Trigger(lanes)
         self.stamp = stamp = Stamp(decoder.phases)
@@ -120,7 +131,7 @@ class Snooper(LiteXModule):
 
         # Chain --------------------------------------------------------------------------------
 
-        stages = [decoder, address, windows, trigger, encoder]
+        stages += [windows, trigger, encoder]
         for before, after in itertools.pairwise(stages):
             for source, sink in zip(before.sources, after.sinks, strict=True):
                 self.comb += source.connect(sink)
@@ -156,9 +167,10 @@ class Snooper(LiteXModule):
             decoder.clear.eq(encoder.starting),
             Cat(*decoder.matched).eq(Cat(*(sink.valid for sink in encoder.sinks))),
             If(decoder.illegal.valid, errors.eq(decoder.illegal.code)),
-            encoder.errors.eq(Cat(errors, address.unmapped)),
+            encoder.errors.eq(Cat(errors, unmapped)),
             encoder.room.eq(fifo.room),
             encoder.resume.eq(fifo.half_empty & half_empty),
+            self.admit.eq(fifo.half_empty | encoder.closed),
             encoder.time.eq(stamp.time),
             encoder.skip.eq(stamp.advance != 0),
             stamp.advance.eq(self.advance),

@@ -84,6 +84,7 @@ class Identity:
     """CK of the memory bus."""
     git_hash: bytes
     """20 bytes, see `source_hash`."""
+    granularity_bytes: int = GRANULARITY_BYTES
 
 
 class IdentityRegisters(LiteXModule):
@@ -99,7 +100,7 @@ class IdentityRegisters(LiteXModule):
             ("tick_hz", 64, identity.tick_hz, "Ticks of the stream's time in a second."),
             ("wire_version", 8, wire.VERSION, "Version of the stream's format."),
             ("channels", 8, 1, "Memory channels that are captured."),
-            ("granularity", 8, GRANULARITY_BYTES, "Bytes that an access stands for."),
+            ("granularity", 8, identity.granularity_bytes, "Bytes that an access stands for."),
         ):
             number = int.from_bytes(value, "big") if isinstance(value, bytes) else value
             register = CSRStatus(bits, name=name, description=description)

@@ -32,6 +32,8 @@ ALL = (1 << wire.ACCESS_ADDRESS_BITS >> 13) - 1  # last unit of 64 KiB
 class PlayedDecoder(LiteXModule):
     """What a decoder shows to a snooper; the coordinates are pins."""
 
+    gives_addresses = False
+
     def __init__(self, phases: int) -> None:
         self.phases = phases
         self.sources = [stream.Endpoint(coordinate_layout) for _ in range(lanes(phases))]

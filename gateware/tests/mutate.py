@@ -33,6 +33,18 @@ FILTER = "test_filter.py::test_each_access_at_the_edges"
 BLOCKS = "test_pack.py::test_words_to_blocks[0.3-1.0-32]"
 TWO_T = "test_decoder.py::test_2t[DDR4-4-4-1]"
 SPARSE = "test_snooper.py::test_sparse_traffic[4-32]"
+TLP_REQUESTS = "test_pcie_tlp.py::test_requests_as_the_specification_lays_them_out"
+TLP_COMPLETIONS = "test_pcie_tlp.py::test_completions_as_the_specification_lays_them_out"
+TLP_LONG = "test_pcie_tlp.py::test_the_longest_packets[64]"
+ANY_PACKETS = "test_pcie_completer.py::test_any_packets"
+ENABLES = "test_pcie_completer.py::test_every_byte_enable_and_length[32-64]"
+PCIE_MEMORY = "test_pcie_memory.py::test_reads_see_all_writes_before_them[128-1]"
+CLEARING = "test_pcie_memory.py::test_clearing_clears_just_the_range[1-2-64]"
+STALLED = (
+    "test_pcie_endpoint.py::test_a_ring_that_nobody_empties_stalls_the_walks_and_loses_nothing[64]"
+)
+LINK_DOWN = "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back[64-True-1]"
+RING = "test_pcie_link.py::test_blocks_fill_the_ring_and_wait_for_the_host[64-256]"
 
 
 @dataclass(frozen=True)
@@ -443,6 +455,242 @@ FAULTS = [
         "1",
         "test_ft601_link.py::test_requests_wait_for_the_firmware",
     ),
+    # PCIe: packets
+    Fault(
+        "address halves swapped",
+        "pcie/tlp.py",
+        "header[3][2:], header[2]))",
+        "header[2][2:], header[3]))",
+        TLP_REQUESTS,
+    ),
+    Fault(
+        "payload as the PHY has it",
+        "pcie/tlp.py",
+        "write.dat_w.eq(swapped(sink.data))",
+        "write.dat_w.eq(sink.data)",
+        TLP_REQUESTS,
+    ),
+    Fault(
+        "length 0 is no dword",
+        "pcie/tlp.py",
+        "Mux(has_data, Cat(source.length, source.length == 0), 0)",
+        "Mux(has_data, source.length, 0)",
+        TLP_LONG,
+    ),
+    Fault(
+        "digest taken for payload",
+        "pcie/tlp.py",
+        "Cat(source.length, source.length == 0), 0) + digest",
+        "Cat(source.length, source.length == 0), 0)",
+        "test_pcie_tlp.py::test_a_digest_is_no_payload[64]",
+    ),
+    Fault(
+        "a packet that breaks off is kept",
+        "pcie/tlp.py",
+        "~whole & self.abort",
+        "0",
+        "test_pcie_tlp.py::test_a_packet_that_breaks_off_is_forgotten[64]",
+    ),
+    Fault(
+        "third attribute left out",
+        "pcie/tlp.py",
+        "                sink.attributes[2],",
+        "                Constant(0, 1),",
+        TLP_COMPLETIONS,
+    ),
+    Fault(
+        "byte enables of the word before",
+        "pcie/tlp.py",
+        "                source.be.eq(0),\n",
+        "",
+        TLP_COMPLETIONS,
+    ),
+    # PCIe: completer
+    Fault(
+        "last byte enables ignored",
+        "pcie/completer.py",
+        "quantity - before - after",
+        "quantity - before",
+        ENABLES,
+    ),
+    Fault(
+        "lower address is the dword's",
+        "pcie/completer.py",
+        "Cat(before, sink.address[2:7])",
+        "Cat(Constant(0, 2), sink.address[2:7])",
+        ENABLES,
+    ),
+    Fault(
+        "read of no byte counts 4",
+        "pcie/completer.py",
+        "Mux(one & no_first, 1, ",
+        "Mux(0, 1, ",
+        ENABLES,
+    ),
+    Fault(
+        "halves of 8 bytes swapped",
+        "pcie/completer.py",
+        "upper.eq(sink.address[2] ^ place[0])",
+        "upper.eq(place[0])",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "unsupported requests not answered",
+        "pcie/completer.py",
+        "~(malformed | message | completion | write)",
+        "memory & ~(malformed | message | completion | write)",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "damaged data stored",
+        "pcie/completer.py",
+        ".Elif(write & sink.poisoned, ",
+        ".Elif(0 & sink.poisoned, ",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "page boundary not checked",
+        "pcie/completer.py",
+        "end > 1 << PAGE_BITS - 2",
+        "end > 2 << PAGE_BITS - 2",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "operand of compare and swap is both",
+        "pcie/completer.py",
+        "Mux(swap_two, quantity[1:], quantity)",
+        "quantity",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "locked read answered as another",
+        "pcie/completer.py",
+        "            completion.locked.eq(sink.locked),\n",
+        "",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "access before its record",
+        "pcie/completer.py",
+        "sink.valid & (recorded | ~wanted) & readable",
+        "sink.valid & readable",
+        "test_pcie_completer.py::test_no_completion_without_a_record",
+    ),
+    Fault(
+        "registers wait for the trace",
+        "pcie/completer.py",
+        "If(chosen, judged.ready.eq(server.sink.ready))",
+        "If(chosen, judged.ready.eq(server.sink.ready & ~self.record.valid))",
+        "test_pcie_completer.py::test_registers_and_refusals_pass_what_waits",
+    ),
+    Fault(
+        "register that is not there reads as 0",
+        "pcie/completer.py",
+        "            If(bus.err, NextValue(error, 1)),\n",
+        "",
+        "test_pcie_completer.py::test_a_register_that_is_not_there",
+    ),
+    # PCIe: memory
+    Fault(
+        "byte enables ignored",
+        "pcie/memory.py",
+        "chosen.sink.mask.eq(sink.be << QWORD_BYTES * lane)",
+        "chosen.sink.mask.eq(0xFF << QWORD_BYTES * lane)",
+        PCIE_MEMORY,
+    ),
+    Fault(
+        "always the first 8 bytes of a word",
+        "pcie/memory.py",
+        "qwords[lanes.source.lane]",
+        "qwords[0]",
+        PCIE_MEMORY,
+    ),
+    Fault(
+        "more reads than there is room for",
+        "pcie/memory.py",
+        "self.room.eq(under_way != depth)",
+        "self.room.eq(1)",
+        "test_pcie_memory.py::test_reads_under_way_have_room_for_what_they_bring",
+    ),
+    Fault(
+        "clearing goes one word too far",
+        "pcie/memory.py",
+        "busy.eq(address != end)",
+        "busy.eq(address != end + 1)",
+        CLEARING,
+    ),
+    # PCIe: trace
+    Fault(
+        "accesses do not wait for room",
+        "pcie/decoder.py",
+        "sink.ready.eq(self.admit | self.hurry | overdue)",
+        "sink.ready.eq(1)",
+        STALLED,
+    ),
+    Fault(
+        "no patience is none at all",
+        "pcie/decoder.py",
+        "overdue.eq((waited >= patience) & (patience != 0))",
+        "overdue.eq(waited >= patience)",
+        STALLED,
+    ),
+    Fault(
+        "messages marked as errors",
+        "pcie/decoder.py",
+        "            self.illegal.code[Refused.MESSAGE].eq(0),\n",
+        "",
+        "test_pcie_endpoint.py::test_what_is_refused_is_counted_and_marked",
+    ),
+    Fault(
+        "accesses wait for a recording that is over",
+        "snooper.py",
+        "fifo.half_empty | encoder.closed",
+        "fifo.half_empty",
+        LINK_DOWN,
+    ),
+    # PCIe: link
+    Fault(
+        "ring overwritten",
+        "link/pcie.py",
+        "begun - self._tail.storage < self._blocks.storage",
+        "begun - self._tail.storage <= self._blocks.storage",
+        RING,
+    ),
+    Fault(
+        "head ahead of the data",
+        "link/pcie.py",
+        "If(total >= BLOCK_DWORDS, ",
+        "If(total >= BLOCK_DWORDS - 64, ",
+        RING,
+    ),
+    Fault(
+        "rest of a torn block sent",
+        "link/pcie.py",
+        "            If(~self.enable & inside, torn.eq(1)),\n",
+        "",
+        "test_pcie_endpoint.py::test_a_ring_that_is_turned_off_in_the_middle_of_a_block[0-64]",
+    ),
+    Fault(
+        "interrupt again and again",
+        "link/pcie.py",
+        "If(wake | ~self.enable, armed.eq(0))",
+        "If(~self.enable, armed.eq(0))",
+        "test_pcie_endpoint.py::test_an_interrupt_when_as_many_blocks_are_there_as_were_wanted",
+    ),
+    Fault(
+        "completions of the link before",
+        "pcie/endpoint.py",
+        ".Elif(~self.busy & ~cut, dropping.eq(0))",
+        ".Elif(~cut, dropping.eq(0))",
+        "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back[64-False-1]",
+    ),
+    Fault(
+        "a recording outlives its link",
+        "pcie/endpoint.py",
+        "            snooper.halt.eq(guard.dropping),\n",
+        "",
+        "test_pcie_endpoint.py::test_a_recording_that_the_link_ended_says_so",
+    ),
 ]
 
 
@@ -504,8 +752,10 @@ def seed(fault: Fault, root: Path) -> bool:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="mutate", description="do the tests notice faults?")
-    parser.add_argument("--only", default="", help="faults whose name has this in it (default all)")
-    chosen = [fault for fault in FAULTS if parser.parse_args().only in fault.name]
+    parser.add_argument(
+        "--only", default="", help="faults whose name or file has this in it (default all)"
+    )
+    chosen = [fault for fault in FAULTS if parser.parse_args().only in f"{fault.file} {fault.name}"]
     if not chosen:
         parser.error("no fault has such a name")
     for fault in chosen:

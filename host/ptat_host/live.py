@@ -66,6 +66,11 @@ def numbers(text: str) -> dict[str, int]:
     return {name: int(value, 0) for name, value in (line.split() for line in text.splitlines())}
 
 
+def directory_numbers(directory: Path) -> dict[str, int]:
+    """The files of a directory in sysfs that hold a number each, by name."""
+    return {path.name: int(path.read_text(), 0) for path in directory.iterdir()}
+
+
 def checks() -> list[Check]:
     """Whether a command can be traced on this machine."""
     found = []
@@ -212,6 +217,7 @@ class LiveMachine:
             self._end = os.eventfd(0)
             taking.callback(os.close, self._end)
             self._trace(taking)
+            self._before = directory_numbers(CONTROL / "stat")
             self._resources = taking.pop_all()
 
     def __enter__(self) -> LiveMachine:
@@ -223,14 +229,14 @@ class LiveMachine:
     @property
     def region(self) -> dict[str, Any]:
         """`region` of session.json."""
-        told = numbers((CONTROL / "region").read_text())
+        told = directory_numbers(CONTROL / "region")
         return {
             "base": told["base"],
             "size_bytes": told["size"],
             "marker_slots": told["marker_slots"],
             "marker_stride_bytes": told["marker_stride"],
             "levels": self._request.levels,
-            "readback": self._request.readback,
+            "readback": (CONTROL / "readback").read_text().strip() == "on",
         }
 
     @property
@@ -280,16 +286,15 @@ class LiveMachine:
         run.failure = run.failure or self._failure
         return run
 
-    def _read_back(self) -> None:
-        """Let the kernel read the region back before it flushes TLBs, or not."""
-        file = CONTROL / "readback"
-        if file.exists():
-            file.write_text("on" if self._request.readback else "off")
-        elif self._request.readback:
-            raise BoardError(
-                f"{file} is missing: the running kernel cannot read the region back",
-                "leave --readback out, or build the kernel with this version's patches",
-            )
+    def _read_back(self, taking: contextlib.ExitStack) -> None:
+        """Let the kernel read the region back before it flushes TLBs, if that was asked for.
+
+        Else the kernel's own choice stays: it does so where the region is a device.
+        """
+        if self._request.readback:
+            file = CONTROL / "readback"
+            taking.callback(file.write_text, file.read_text())
+            file.write_text("on")
 
     def fills(self) -> list[Fill]:
         """How full the buffers of the kernel's log are."""
@@ -306,10 +311,12 @@ class LiveMachine:
     def aftermath(self) -> dict[str, Any]:
         """`kernel` of session.json, what is only known after the run."""
         deadline = time.monotonic() + TABLES_FREE_S  # tables are given back after a grace period
-        stat = numbers((CONTROL / "stat").read_text())
+        stat = directory_numbers(CONTROL / "stat")
         while stat.get("used") and time.monotonic() < deadline:
             time.sleep(0.01)
-            stat = numbers((CONTROL / "stat").read_text())
+            stat = directory_numbers(CONTROL / "stat")
+        for name in ("detaches", "secureexecs"):
+            stat[name] -= self._before[name]
         check = None
         # The region may be gone.
         if CHECK_FILE.exists() and not stat.get("detached"):
@@ -357,7 +364,7 @@ class LiveMachine:
             instance.mkdir()
             taking.callback(_remove, instance)
             (CONTROL / "levels").write_text(self._request.levels)
-            self._read_back()
+            self._read_back(taking)
             memory_kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024
             buffer_kib = min(BUFFER_MAX_KIB, memory_kib // 16 // len(self._cpus))
             (instance / "trace_clock").write_text("x86-tsc")

@@ -32,7 +32,11 @@ FREE_BYTES_MIN = 256 << 20
 
 RUNNING = "ptat record did not end, or is still running"
 """Why a session is incomplete, as long as nothing else is known."""
-DETACHED = "the region went away, its page tables are in memory again (see dmesg)"
+DETACHED = "the region went away meanwhile; its page tables were in memory then (see dmesg)"
+PRIVILEGED = (
+    "execve() calls gave a program privileges; those programs were not traced"
+    " (write on to /sys/kernel/mm/ptat/secureexec to trace them)"
+)
 
 _DESCRIPTION_BYTES_MAX = 256 << 10
 
@@ -151,7 +155,10 @@ def record(
         except OSError as error:
             why = _reason(error, request.session_dir)
             print(f"ptat: objects will have no names: {why}", file=sys.stderr)
-    if result.metadata.get("kernel", {}).get("stat", {}).get("detached"):
+    stat = result.metadata.get("kernel", {}).get("stat", {})
+    if count := stat.get("secureexecs"):
+        print(f"ptat: {count} {PRIVILEGED}", file=sys.stderr)
+    if stat.get("detached") or stat.get("detaches"):
         reason = f"{result.reason}; {DETACHED}" if result.reason else DETACHED
         result = replace(result, complete=False, reason=reason)
     content = description.content

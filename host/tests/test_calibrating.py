@@ -143,9 +143,7 @@ def start(monkeypatch, tmp_path) -> Iterator:
         found = [FakeBoard(link) for link in machine.links]
         board = found[0] if number == 1 else BoardSet(found)
         monkeypatch.setattr(boards, "load_all", lambda names: board)
-        monkeypatch.setattr(
-            reads, "PhysicalMemory", lambda base, size: contextlib.nullcontext(machine)
-        )
+        monkeypatch.setattr(reads, "RegionLoads", lambda base: contextlib.nullcontext(machine))
         return machine.links
 
     return run
@@ -274,20 +272,22 @@ def test_reads_need_a_region(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(reads, "REGION", tmp_path / "region")
     with pytest.raises(PtatError, match="no PTAT with a region"):
         reads.region()
-    (tmp_path / "region").write_text("base 0x40000000\nsize 0x10000\nmarker_slots 1024\n")
+    (tmp_path / "region").mkdir()
+    (tmp_path / "region" / "base").write_text("0x40000000\n")
+    (tmp_path / "region" / "size").write_text("65536\n")
     assert reads.region() == (0x4000_0000, 0x1_0000)
     with pytest.raises(PtatError, match="the region has 1024"):
         reads.chosen(0x4000_0000, 0x1_0000, 1025, 1)
-    monkeypatch.setattr(reads, "MEMORY", tmp_path / "mem")
-    with pytest.raises(PtatError, match="cannot map") as caught:
-        reads.PhysicalMemory(0, 4096)
-    assert "CONFIG_DEVMEM" in caught.value.hint
+    monkeypatch.setattr(reads, "LOAD", tmp_path / "load")
+    with pytest.raises(PtatError, match="cannot open") as caught:
+        reads.RegionLoads(0)
+    assert caught.value.hint == "mount debugfs"
 
 
-def test_the_mapped_words_are_those_of_the_file(monkeypatch, tmp_path):
-    memory = tmp_path / "mem"
-    memory.write_bytes(bytes(4096) + bytes(range(256)) * 16)
-    monkeypatch.setattr(reads, "MEMORY", memory)
-    with reads.PhysicalMemory(4096, 4096) as mapped:
-        expected = int.from_bytes(bytes(range(64, 72)), "little")
-        assert mapped.read(4096 + 64, 3) == mapped.read_by_kernel(4096 + 64, 3) == expected
+def test_loads_are_asked_for_by_offset(monkeypatch, tmp_path):
+    load = tmp_path / "load"
+    load.touch()
+    monkeypatch.setattr(reads, "LOAD", load)
+    with reads.RegionLoads(4096) as loads:
+        loads.read(4096 + 64, 3)
+    assert load.read_text() == "646464"

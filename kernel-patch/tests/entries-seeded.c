@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Ways past the primitives that mirror entries; the last column says what must be found. */
+/* Ways past the primitives that sync entries; what must be found is marked. */
 
 static void stores(struct vm_fault *vmf, pte_t *ptep, pmd_t *pmdp, pte_t pte, pmd_t pmd)
 {
@@ -17,7 +17,9 @@ static void stores(struct vm_fault *vmf, pte_t *ptep, pmd_t *pmdp, pte_t pte, pm
 	clear_bit(_PAGE_BIT_ACCESSED, (unsigned long *)&vmf->pte->pte); /* found */
 	memset(ptep, 0, PAGE_SIZE);					/* found */
 	clear_page(pmdp);						/* found */
-	set_ptes_lazy(mm, addr, ptep, pte, 1);				/* found */
+	__set_ptes(mm, addr, ptep, pte, 1);				/* found */
+	native_set_pte(ptep, pte);					/* found */
+	native_pmd_clear(pmdp);						/* found */
 
 	/* Through the primitives, or to no entry of a table. */
 	set_pte(ptep, pte);

@@ -2,7 +2,7 @@
 //
 // Finds what may store to an entry of a page table other than through set_pte() and the like:
 // stores through pointers to entries, pointers to entries that become pointers to something else,
-// and calls of functions that leave it to the caller's loop to mirror. See test_entries.py.
+// and calls of functions that leave it to the caller to sync. See test_entries.py.
 
 @store@
 typedef pte_t, pmd_t;
@@ -80,9 +80,9 @@ expression list before, after;
 @@
 * f(before, entry, after)
 
-// Says nothing until the end of the caller's loop.
-@told_later@
-identifier f =~ "^((set_ptes|set_pte_at|wrprotect_ptes|(get_and_)?clear_full_ptes|clear_not_present_full_ptes|ptep_set_wrprotect|ptep_get_and_clear_full)_lazy|set_pte_range)$";
+// Leaves it to the caller to sync.
+@without_sync@
+identifier f =~ "^((__|native_)set_pte(_atomic)?|set_pte_atomic|native_(set_pmd|(pte|pmd)_clear|(local_)?(ptep|pmdp)_get_and_clear)|__set_ptes|wrprotect_ptes|(get_and_)?clear_full_ptes|__ptep_(get_and_clear(_full)?|set_wrprotect))$";
 expression list arguments;
 @@
 * f(arguments)

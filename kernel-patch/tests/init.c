@@ -4,6 +4,7 @@
  * kernel's command line has a program and its arguments behind "--", runs that on a machine with
  * some swap space.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -47,6 +48,33 @@ static void show(const char *path)
 	while ((length = read(fd, text, sizeof(text))) > 0)
 		(void)!write(STDOUT_FILENO, text, length);
 	close(fd);
+}
+
+/* Each file of a directory as a line "name content". */
+static void show_directory(const char *path)
+{
+	struct dirent *entry;
+	DIR *directory = opendir(path);
+
+	if (!directory) {
+		complain(path);
+		return;
+	}
+	printf("== %s\n", path);
+	while ((entry = readdir(directory))) {
+		char text[64];
+		ssize_t length;
+		int fd;
+
+		if (entry->d_name[0] == '.')
+			continue;
+		fd = openat(dirfd(directory), entry->d_name, O_RDONLY);
+		length = read(fd, text, sizeof(text));
+		if (length > 0)
+			printf("%s %.*s", entry->d_name, (int)length, text);
+		close(fd);
+	}
+	closedir(directory);
 }
 
 static void put(const char *path, const char *text)
@@ -113,8 +141,9 @@ int main(int argc, char **argv)
 	}
 	show("/proc/iomem");
 	if (access("/sys/kernel/mm/ptat", F_OK) == 0) {
-		show("/sys/kernel/mm/ptat/region");
-		show("/sys/kernel/mm/ptat/stat");
+		show("/sys/kernel/mm/ptat/readback");
+		show_directory("/sys/kernel/mm/ptat/region");
+		show_directory("/sys/kernel/mm/ptat/stat");
 		show("/sys/kernel/debug/ptat/check");
 	}
 	puts("init: done");

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """No writer of page tables is missed: Coccinelle lists what may store to an entry.
 
-A store that no primitive mirrors would be quiet. ``entries.cocci`` finds stores through pointers
-to entries of PTE and PMD tables, such pointers that become others, and calls of functions that
-leave it to the caller's loop to mirror, in all that can be part of a kernel for x86-64. What it
-finds must be what ``entries.allowed`` has, where each is explained.
+A store that no primitive syncs would be quiet. ``entries.cocci`` finds stores through pointers to
+entries of PTE and PMD tables, such pointers that become others, and calls of functions that leave
+it to the caller to sync, in all that can be part of a kernel for x86-64. What it finds must be what
+``entries.allowed`` has, where each is explained.
 
-``told.cocci`` then follows those functions up to the caller that unlocks the table: on each way
-there, it must have called the hook that brings their work to the region.
+``unsynced.cocci`` then follows those functions up to the caller that unlocks the table: on each way
+there, it must have synced.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from pathlib import Path
 import pytest
 
 from ptat_host.made import cache_root, new_directory
+from ptat_testbed import build
 
 HERE = Path(__file__).parent
-SERIES = HERE.parent / "linux-6.12"
-TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
+TARBALL = Path(f"/usr/src/linux-source-{build.VERSION}.tar.xz")
 STORES = HERE / "entries.cocci"
-TOLD = HERE / "told.cocci"
+UNSYNCED = HERE / "unsynced.cocci"
 LEFT = {
-    ("ptat_set_range", "ptat_set_new"): (
-        *("set_ptes_lazy", "set_pte_range", "__copy_present_ptes", "copy_present_ptes"),
-        *("filemap_map_folio_range", "filemap_map_order0_folio"),
+    ("arch_sync_new_ptes",): (
+        *("__set_pte", "__set_ptes", "__copy_present_ptes", "copy_present_ptes"),
     ),
-    ("ptat_mirror_range",): (
-        *("ptep_set_wrprotect_lazy", "wrprotect_ptes_lazy", "ptep_get_and_clear_full_lazy"),
-        *("get_and_clear_full_ptes_lazy", "clear_full_ptes_lazy"),
-        *("clear_not_present_full_ptes_lazy", "__copy_present_ptes", "copy_present_ptes"),
+    ("arch_sync_ptes", "ptat_sync_pte"): (
+        *("__ptep_get_and_clear", "__ptep_get_and_clear_full", "__ptep_set_wrprotect"),
+        *("get_and_clear_full_ptes", "clear_full_ptes", "wrprotect_ptes"),
+        *("__copy_present_ptes", "copy_present_ptes"),
         *("zap_present_folio_ptes", "zap_present_ptes"),
     ),
 }
@@ -48,14 +47,18 @@ HOOK = re.compile(rf"^\t(?:{'|'.join(hook for hooks in LEFT for hook in hooks)})
 SOURCES = ("arch/x86", "drivers", "fs", "include", "io_uring", "kernel", "lib", "mm", "virt")
 UNUSED = ("drivers/gpu", "drivers/media", "drivers/net", "drivers/scsi", "drivers/staging")
 """Big, and without a business with entries but through the primitives."""
-NAMES = "(pte|pmd)_t|set_pte_range|[a-z_]+_lazy"
+NAMES = "(pte|pmd)_t|set_pte_atomic"
 OTHERS = re.compile(r"arch/x86/(um|xen)/|/xen/|pgtable[-_]([23]level|32)|head32\.c|drivers/parisc/")
 """Not in a kernel for x86-64, or in none with PTAT (which excludes Xen PV)."""
 
 
 def _tree() -> Path:
     """The files of the patched source that have to do with entries, from the cache."""
-    patches = sorted(SERIES.glob("*.patch"))
+    with tempfile.TemporaryDirectory() as temporary:
+        return _patched(build.series(Path(temporary)))
+
+
+def _patched(patches: Sequence[Path]) -> Path:
     key = hashlib.sha256(repr((SOURCES, UNUSED, NAMES, OTHERS.pattern)).encode())
     key.update(str(TARBALL.stat().st_mtime_ns).encode())
     for patch in patches:
@@ -70,8 +73,8 @@ def _tree() -> Path:
             for name in re.findall(r"^--- a/(\S+)", patch.read_text(), re.M)
         }
         wanted = [f"*/{name}" for name in touched]
-        wanted += [f"linux-source-6.12/{folder}/*.[ch]" for folder in SOURCES]
-        excluded = [f"--exclude=linux-source-6.12/{folder}/*" for folder in UNUSED]
+        wanted += [f"linux-source-{build.VERSION}/{folder}/*.[ch]" for folder in SOURCES]
+        excluded = [f"--exclude=linux-source-{build.VERSION}/{folder}/*" for folder in UNUSED]
         command = ["tar", "-xJf", TARBALL, "-C", temporary, "--strip-components=1", *excluded]
         # GNU tar exits with 2 for a name that the source lacks: what the series adds and changes.
         subprocess.run([*command, "--wildcards", *wanted], stderr=subprocess.DEVNULL, check=False)
@@ -110,15 +113,15 @@ def _found(rules: Path, directory: Path, files: Sequence[Path]) -> Counter[str]:
     return found
 
 
-def _untold(directory: Path) -> Counter[str]:
+def _unsynced(directory: Path) -> Counter[str]:
     """``file: statement`` after which some way lacks the hook."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as temporary:
-        rules = Path(temporary) / TOLD.name
+        rules = Path(temporary) / UNSYNCED.name
         for hooks, functions in LEFT.items():
             names = re.compile(rf"\b({'|'.join(functions)})\b")
-            text = TOLD.read_text().replace("LEFT", "|".join(functions))
-            text = text.replace("when != TELL", "when != " + "(...)\n    when != ".join(hooks))
+            text = UNSYNCED.read_text().replace("LEFT", "|".join(functions))
+            text = text.replace("when != SYNC", "when != " + "(...)\n    when != ".join(hooks))
             rules.write_text(text)
             files = [
                 file for file in _files(directory) if names.search((directory / file).read_text())
@@ -159,21 +162,21 @@ def test_all_stores_to_entries_are_known() -> None:
     tree = _tree()
     found = _found(STORES, tree, _files(tree))
     allowed = _allowed((HERE / "entries.allowed").read_text().splitlines())
-    assert not list((found - allowed).elements()), "new: does it mirror what it writes?"
+    assert not list((found - allowed).elements()), "new: does it sync what it writes?"
     assert not list((allowed - found).elements()), "no longer there: take it from entries.allowed"
 
 
-def test_what_is_left_to_callers_is_told() -> None:
-    assert not list(_untold(_tree()).elements())
+def test_what_is_left_to_callers_is_synced() -> None:
+    assert not list(_unsynced(_tree()).elements())
 
 
 @pytest.mark.parametrize(
     ("find", "name", "count"),
     [
-        (lambda directory: _found(STORES, directory, _files(directory)), "entries-seeded.c", 13),
-        (_untold, "told-seeded.c", 7),
+        (lambda directory: _found(STORES, directory, _files(directory)), "entries-seeded.c", 15),
+        (_unsynced, "unsynced-seeded.c", 7),
     ],
-    ids=["stores", "told"],
+    ids=["stores", "unsynced"],
 )
 def test_what_is_seeded_is_found(
     find: Callable[[Path], Counter[str]], name: str, count: int, tmp_path: Path
@@ -192,7 +195,7 @@ def test_each_hook_is_missed(tmp_path: Path) -> None:
         text = (tree / "mm" / file).read_text()
         for hook in HOOK.finditer(text):
             (tmp_path / file.name).write_text(text[: hook.start()] + text[hook.end() :])
-            missed[f"{file}: {hook[0].strip()}"] = bool(_untold(tmp_path))
+            missed[f"{file}: {hook[0].strip()}"] = bool(_unsynced(tmp_path))
             (tmp_path / file.name).unlink()
     assert missed
     assert all(missed.values()), missed

@@ -15,7 +15,7 @@
  *	rlimit   "resource soft hard", numbers
  *	self     what the command writes to /sys/kernel/mm/ptat/self
  *	levels   what is written to /sys/kernel/mm/ptat/levels
- *	readback what is written to /sys/kernel/mm/ptat/readback
+ *	readback what is written to /sys/kernel/mm/ptat/readback; else the kernel's choice stays
  *	event    a tracepoint of the system ptat to enable
  *	buffer   ring buffer of each CPU in KiB
  *	maps     record what the command maps to kernel/maps.jsonl; the value is
@@ -751,33 +751,55 @@ static void tell_file(const char *name, const char *path)
 	free(data);
 }
 
-/* Has the kernel given up the region?  Then there is nothing to compare. */
-static bool detached(void)
+/* The files of a directory that hold a number each, as lines "name number". */
+static void tell_directory(const char *name, const char *path)
+{
+	struct dirent *entry;
+	size_t length, size;
+	char *text = NULL;
+	FILE *lines = must(open_memstream(&text, &length));
+	DIR *directory = must(opendir(path));
+
+	while ((entry = readdir(directory))) {
+		char file[512], *content;
+
+		if (entry->d_name[0] == '.')
+			continue;
+		snprintf(file, sizeof(file), "%s/%s", path, entry->d_name);
+		content = slurp(file, &size);
+		if (content)
+			fprintf(lines, "%s %.*s", entry->d_name, (int)size, content);
+		free(content);
+	}
+	closedir(directory);
+	fclose(lines);
+	pthread_mutex_lock(&control_lock);
+	dprintf(control, "text %s %zu\n", name, length);
+	write_all(control, text, length);
+	pthread_mutex_unlock(&control_lock);
+	free(text);
+}
+
+/* The number in a file of PTAT's. */
+static unsigned long long ptat_number(const char *path)
 {
 	size_t size;
-	char *stat = slurp(PTAT "/stat", &size);
-	bool found = stat && memmem(stat, size, "detached 1", 10);
+	char *content = slurp(path, &size);
+	unsigned long long number = 0;
 
-	free(stat);
-	return found;
+	if (content && size) {
+		content[size - 1] = 0;
+		number = strtoull(content, NULL, 0);
+	}
+	free(content);
+	return number;
 }
 
 /* Tables are given back after a grace period. */
 static void wait_tables_free(void)
 {
-	for (int tries = 0; tries < 100; tries++) {
-		size_t size;
-		char *stat = slurp(PTAT "/stat", &size);
-		unsigned long long used = 0;
-		const char *at = stat ? memmem(stat, size, "used ", 5) : NULL;
-
-		if (at)
-			used = strtoull(at + 5, NULL, 10);
-		free(stat);
-		if (!used)
-			return;
+	for (int tries = 0; tries < 100 && ptat_number(PTAT "/stat/used"); tries++)
 		usleep(10000);
-	}
 }
 
 /* What follows `key` in the kernel's messages, as a number of MHz; else 0. */
@@ -850,7 +872,8 @@ int main(void)
 		fail("the guest's kernel has no " PTAT
 		     ": it lacks the ptat patch, or refused its region");
 	must_put(PTAT "/levels", config.levels);
-	must_put(PTAT "/readback", config.readback);
+	if (config.readback)
+		must_put(PTAT "/readback", config.readback);
 	setup_tracing(&config);
 
 	signal(SIGPIPE, SIG_IGN);
@@ -867,7 +890,8 @@ int main(void)
 	uname(&name);
 	tell("release %s", name.release);
 	tell("cpus %d", cpus);
-	tell_file("region", PTAT "/region");
+	tell_directory("region", PTAT "/region");
+	tell_file("readback", PTAT "/readback");
 	tell_tsc_hz(false);
 	loggers = start_loggers(cpus);
 	if (config.maps)
@@ -897,8 +921,9 @@ int main(void)
 	tell("stderr %llu", (unsigned long long)err.bytes);
 	tell_tsc_hz(true);
 	wait_tables_free();
-	tell_file("stat", PTAT "/stat");
-	if (!detached())
+	tell_directory("stat", PTAT "/stat");
+	/* Where the kernel has given up the region, there is nothing to compare. */
+	if (!ptat_number(PTAT "/stat/detached"))
 		tell_file("check", "/sys/kernel/debug/ptat/check");
 	tell("done");
 	wait_for_end();

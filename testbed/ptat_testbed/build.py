@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import re
-import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ from ptat_testbed.progress import progress
 
 SOURCES = Path(__file__).resolve().parents[2]
 KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
-SERIES = "6.12"
-"""What build.sh builds."""
+VERSION = "6.12"
+"""What build.sh builds if not told otherwise."""
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
 INIT_SOURCES = (INIT_SOURCE, *(recorder.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")))
@@ -31,7 +30,8 @@ BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
 PROTOCOL = SOURCES / "host" / "ptat_host" / "protocol.py"
 BOARD_CONFIG = BOARD / "kernel.config"
-STUDIES_CONFIG = KERNEL_SCRIPT.parent / "variants" / "studies.config"
+KERNEL_CONFIGS = KERNEL_SCRIPT.parent / "config"
+STUDIES_CONFIG = KERNEL_CONFIGS / "studies.config"
 INIT_FLAGS = ("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror")
 
 
@@ -63,10 +63,8 @@ class Kernel:
             functions.writelines(line for line in symbols if line.split()[1] in "tTwW")
 
 
-def run_script(script: Path, *args: str, **environment: str) -> Path:
+def run_script(script: Path, *args: str) -> Path:
     """Run a build script, its progress going to stderr; return the path it prints.
-
-    :param environment: variables beside those of this process.
 
     :raises BoardError: the script is missing or fails.
     """
@@ -77,7 +75,6 @@ def run_script(script: Path, *args: str, **environment: str) -> Path:
     done = subprocess.run(
         [script, *args],
         stdout=subprocess.PIPE,
-        env={**os.environ, **environment},
         text=True,
         check=False,
     )
@@ -94,8 +91,8 @@ def kernel() -> Kernel:
 
 def kernel_variant(
     *fragments: Path,
-    series: str = SERIES,
-    instead: Path | None = None,
+    version: str = VERSION,
+    patched: bool = True,
     beside: Path | None = None,
     source: Path | None = None,
 ) -> Kernel:
@@ -104,29 +101,38 @@ def kernel_variant(
     Not the one for all: its key in the cache hangs on nothing but its own inputs.
 
     :param fragments: configurations; the last that names an option holds.
-    :param series: the version whose patches and Debian package are used; its configuration has
-        only what differs from that of `SERIES`.
-    :param instead: the one patch to apply, and not the series.
+    :param version: of which kernel; its own fragment has what differs from that of `VERSION`.
+    :param patched: whether to apply the series.
     :param beside: a patch to apply after all others.
     :param source: the source's tarball, if it is not that of an installed package.
     """
-    folder = KERNEL_SCRIPT.parent
+    options = ["--version", version, *([] if patched else ["--unpatched"])]
+    if beside:
+        options += ["--patch", str(beside)]
+    if source:
+        options += ["--source", str(source)]
     with tempfile.TemporaryDirectory() as temporary:
-        copy = Path(temporary) / folder.name
-        shutil.copytree(folder / f"linux-{series}", copy / f"linux-{series}")
-        if instead:
-            for patch in copy.glob("*/*.patch"):
-                patch.unlink()
-            shutil.copy(instead, copy / f"linux-{series}")
-        if beside:
-            shutil.copy(beside, copy / f"linux-{series}" / f"beside-{beside.name}")
-        base = [folder / f"linux-{name}" / "config" for name in (SERIES, series)]
-        (copy / f"linux-{series}" / "config").write_text(merged_config(*base, *fragments))
-        script = copy / KERNEL_SCRIPT.name
-        script.write_text(KERNEL_SCRIPT.read_text().replace(SERIES, series))
-        shutil.copymode(KERNEL_SCRIPT, script)
-        environment = {"PTAT_KERNEL_SOURCE": str(source)} if source else {}
-        return Kernel(run_script(script, **environment))
+        config = Path(temporary) / "config"
+        config.write_text(merged_config(*guest_configs(version), *fragments))
+        return Kernel(run_script(KERNEL_SCRIPT, *options, "--config", str(config)))
+
+
+def guest_configs(version: str = VERSION) -> list[Path]:
+    """The fragments of the testbed's configuration of a kernel version."""
+    own = KERNEL_CONFIGS / f"guest-{version}.config"
+    return [KERNEL_CONFIGS / "guest.config", *([own] if own.exists() else [])]
+
+
+def series(directory: Path, version: str = VERSION) -> list[Path]:
+    """Write the patches of a kernel version to `directory`; return them in order.
+
+    :raises BoardError: they cannot be written.
+    """
+    script = KERNEL_SCRIPT.with_name("series.py")
+    done = subprocess.run([sys.executable, script, "write", version, directory], check=False)
+    if done.returncode:
+        raise BoardError(f"{script} failed", "its messages are above")
+    return sorted(directory.glob("*.patch"))
 
 
 def merged_config(*fragments: Path) -> str:

@@ -80,7 +80,8 @@ def configuration(request: RecordRequest, buffer_kib: int) -> bytes:
         settings.append(("rlimit", f"{limit} {soft} {hard}"))
     settings.append(("self", "2" if request.children else "1"))
     settings.append(("levels", request.levels))
-    settings.append(("readback", "on" if request.readback else "off"))
+    if request.readback:
+        settings.append(("readback", "on"))
     settings += [("event", name) for name in events_of(request)]
     if request.maps:
         settings.append(("maps", "" if request.heap_bytes is None else HEAP_SOCKET))

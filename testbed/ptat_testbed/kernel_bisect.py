@@ -2,9 +2,9 @@
 """``make kernel-bisect``: every patch of a series leaves a kernel that compiles.
 
 After each patch, all of ``mm/`` and ``arch/x86/mm/`` and whatever else the series touches is
-compiled, with and without CONFIG_PTAT; a warning is an error. No kernel is linked or booted, and
-the part that decompresses it (``arch/x86/boot/compressed``) is not compiled. ccache is used if it
-is there.
+compiled without CONFIG_PTAT and, once there is that option, with it; a warning is an error. No
+kernel is linked or booted, and the part that decompresses it (``arch/x86/boot/compressed``) is not
+compiled. ccache is used if it is there.
 
 Ends with one JSON line: ``{"patches", "failed", "seconds"}``; `patches` is how many, and `failed`
 names patches and configurations. Exit status 1 if something does not compile.
@@ -31,26 +31,26 @@ from ptat_testbed.kernel_exercise import CONFIG
 from ptat_testbed.kernel_selftests import TARBALL
 from ptat_testbed.progress import progress
 
-SERIES = build.KERNEL_SCRIPT.parent / f"linux-{build.SERIES}"
-WITHOUT = SERIES.parent / "variants" / "unpatched.config"
+WITHOUT = build.KERNEL_CONFIGS / "unpatched.config"
 STRICT = "CONFIG_WERROR=y\n"
 SOURCES = (
-    *("Documentation/admin-guide", "Kbuild", "Kconfig", "Makefile", "arch/x86", "fs", "include"),
-    *("init", "kernel", "lib", "mm", "scripts", "tools", "usr"),
+    *("Documentation/admin-guide", "Kbuild", "Kconfig", "MAINTAINERS", "Makefile", "arch/x86"),
+    *("drivers/iommu", "fs", "include", "init", "kernel", "lib", "mm", "scripts", "tools", "usr"),
 )
 """What the patches change, and compiling reads, but for other folders' Kconfig."""
 OBJECTS = ("mm/", "arch/x86/mm/")
 """Compiled with all that is in them."""
+UNCOMPILED = ("tools/", "arch/x86/boot/")
 SHOWN_LINES = 20
 
 
 def objects(patches: Sequence[Path]) -> list[str]:
-    """Targets of make: `OBJECTS`, and the others that the series touches."""
+    """Targets of make: `OBJECTS`, and the others that the series changes."""
     touched = {
         name
         for patch in patches
-        for name in re.findall(r"^\+\+\+ b/(\S+)\.c$", patch.read_text(), re.M)
-        if not name.startswith((*OBJECTS, "tools/"))
+        for name in re.findall(r"^--- a/(\S+)\.c$", patch.read_text(), re.M)
+        if not name.startswith((*OBJECTS, *UNCOMPILED))
     }
     return [*OBJECTS, *(f"{name}.o" for name in sorted(touched))]
 
@@ -78,6 +78,11 @@ class Tree:
         command = ["tar", "-xJf", str(TARBALL), "-C", str(self._source), "--strip-components=1"]
         self._run(*command, "--wildcards", *wanted, "*/Kconfig*")
 
+    @property
+    def has_option(self) -> bool:
+        """Whether CONFIG_PTAT exists: the first patches prepare for it."""
+        return (self._source / "mm/ptat/Kconfig").exists()
+
     def apply(self, patch: Path) -> None:
         """Apply the next patch.
 
@@ -89,7 +94,7 @@ class Tree:
         """Compile these; what is wrong goes to stderr."""
         out = self._directory / ("with" if ptat else "without")
         out.mkdir(exist_ok=True)
-        fragments = [SERIES / "config", CONFIG, *([] if ptat else [WITHOUT])]
+        fragments = [*build.guest_configs(), CONFIG, *([] if ptat else [WITHOUT])]
         make = ["make", "-C", str(self._source), f"O={out}", *self._compiler]
         self._run(*make, "-s", "tinyconfig")
         with (out / ".config").open("a") as config:
@@ -126,18 +131,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, metavar="N", help="only the first N patches")
     arguments = parser.parse_args(argv)
     begun_s = time.monotonic()
-    patches = sorted(SERIES.glob("*.patch"))
-    targets = objects(patches)
-    patches = patches[: arguments.first]
     failed: list[str] = []
     try:
         cache_root().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_root(), prefix="bisect-") as temporary:
+            patches = build.series(Path(temporary) / "series")
+            targets = objects(patches)
+            patches = patches[: arguments.first]
             with progress(f"unpacking {TARBALL}"):
                 tree = Tree(Path(temporary))
             for patch in patches:
                 tree.apply(patch)
-                for ptat in (True, False):
+                for ptat in (True, False) if tree.has_option else (False,):
                     how = f"{patch.stem} {'with' if ptat else 'without'} CONFIG_PTAT"
                     with progress(f"compiling {how}"):
                         good = tree.compiles(targets, ptat=ptat)

@@ -36,7 +36,6 @@ from ptat_testbed import build, plain
 from ptat_testbed.progress import progress
 
 GUEST = build.SOURCES / "testbed" / "guest"
-VARIANTS = build.KERNEL_SCRIPT.parent / "variants"
 LAYOUTS_MIB = (1024, 1040, 1088)
 """Of memory: as many machines that differ."""
 REGION = "ptat=16M"
@@ -91,9 +90,9 @@ def above_percent(counts: Mapping[str, float], base: Mapping[str, float]) -> dic
 
 def ways() -> tuple[Way, ...]:
     """The kernels, built if they are not in the cache, and what they are compared as."""
-    options = (VARIANTS / "small.config", VARIANTS / "cost.config")
+    options = (build.KERNEL_CONFIGS / "small.config", build.KERNEL_CONFIGS / "cost.config")
     unpatched = build.kernel_variant(
-        *options, VARIANTS / "unpatched.config", instead=VARIANTS / "unpatched.patch"
+        *options, build.KERNEL_CONFIGS / "unpatched.config", patched=False
     )
     patched = build.kernel_variant(*options)
     return (

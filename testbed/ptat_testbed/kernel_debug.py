@@ -2,7 +2,7 @@
 """``make kernel-debug``: the patched kernel under the kernel's own checkers.
 
 Two kernels, for KCSAN excludes KASAN: one has KASAN, lockdep (PROVE_LOCKING), UBSAN, DEBUG_VM,
-DEBUG_VM_PGTABLE, PAGE_TABLE_CHECK and more (``kernel-patch/variants/debug.config``), the other
+DEBUG_VM_PGTABLE, PAGE_TABLE_CHECK and more (``kernel-patch/config/debug.config``), the other
 KCSAN, which detects data races (``kcsan.config``). Each runs PTAT's KUnit test, the selftest
 (faults, fork, exec, mremap, huge pages, swap, migration, full region …) on one and on two CPUs, and
 a recording of gups in the testbed. Every report of a checker is counted.
@@ -33,7 +33,6 @@ from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_testbed import build, plain, run, sizes
 from ptat_testbed.progress import progress
 
-VARIANTS = build.KERNEL_SCRIPT.parent / "variants"
 INIT = build.KERNEL_SCRIPT.parent / "tests" / "init.c"
 PROVOKE = build.SOURCES / "testbed" / "guest" / "provoke.c"
 PARAMETERS = "ptat=8M@256M kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
@@ -71,7 +70,7 @@ class Checked:
 
 KERNELS = {
     "kasan": Checked(
-        VARIANTS / "debug.config",
+        build.KERNEL_CONFIGS / "debug.config",
         at_work={
             "KASAN": "KernelAddressSanitizer initialized",
             "lockdep": "Lock dependency validator:",
@@ -88,11 +87,11 @@ KERNELS = {
         parameters="kasan_multi_shot",
     ),
     "kcsan": Checked(
-        VARIANTS / "kcsan.config",
+        build.KERNEL_CONFIGS / "kcsan.config",
         at_work={"KCSAN": "kcsan: selftest: 3/3 tests passed"},
         provoked={"PTAT_DATA_RACE": "BUG: KCSAN: data-race in ptat_pool_"},
         cpus=2,
-        beside=VARIANTS / "kcsan-race.patch",
+        beside=INIT.with_name("kcsan-race.patch"),
     ),
 }
 

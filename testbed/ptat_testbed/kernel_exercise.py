@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """``make kernel-exercise``: all that changes page tables, untraced and traced, side by side.
 
-Boots a kernel with what these tests need (``kernel-patch/variants/exercise.config``) on several
+Boots a kernel with what these tests need (``kernel-patch/config/exercise.config``) on several
 machines and runs ``kernel-patch/tests/exercise`` there: what a process sees must be the same
 traced and untraced, the region must agree with the kernel's tables all the time, be free after
 each group, and the kernel must not warn.
@@ -33,7 +33,7 @@ from ptat_testbed import build, plain
 from ptat_testbed.progress import progress
 
 TESTS = build.KERNEL_SCRIPT.parent / "tests"
-CONFIG = build.KERNEL_SCRIPT.parent / "variants" / "exercise.config"
+CONFIG = build.KERNEL_CONFIGS / "exercise.config"
 REGION = "ptat=8M@256M"
 """Small enough to be full at times."""
 PARAMETERS = (

@@ -35,7 +35,7 @@ from ptat_testbed import build, run, sizes
 from ptat_testbed.kernel_exercise import CONFIG
 from ptat_testbed.progress import progress
 
-TARBALL = Path("/usr/src/linux-source-6.12.tar.xz")
+TARBALL = Path(f"/usr/src/linux-source-{build.VERSION}.tar.xz")
 TESTS = "tools/testing/selftests/mm"
 SOURCES = ("Makefile", "Kbuild", "arch/x86", "include", "lib", "mm", "scripts", "tools", "usr")
 """What building the tests reads: they include some of the kernel's own files."""
@@ -95,7 +95,11 @@ def selftests() -> Path:
     """
     if not LIBURING.exists():
         raise BoardError(f"there is no {LIBURING}", "run setup/packages.sh kernel")
-    patches = sorted((build.KERNEL_SCRIPT.parent / "linux-6.12").glob("*.patch"))
+    with tempfile.TemporaryDirectory() as temporary:
+        return _selftests(build.series(Path(temporary)))
+
+
+def _selftests(patches: Sequence[Path]) -> Path:
     key = hashlib.sha256(repr((TARBALL.stat().st_mtime_ns, SOURCES, str(LIBURING), SIZE)).encode())
     for patch in patches:
         key.update(patch.read_bytes())
@@ -109,7 +113,7 @@ def selftests() -> Path:
     ):
         source = Path(temporary) / "src"
         source.mkdir()
-        wanted = [f"linux-source-6.12/{name}" for name in SOURCES]
+        wanted = [f"linux-source-{build.VERSION}/{name}" for name in SOURCES]
         _call("tar", "-xJf", str(TARBALL), "-C", str(source), "--strip-components=1", *wanted)
         for patch in patches:
             # Of other files than these, there is nothing to patch.

@@ -2,7 +2,7 @@
 """``make test-kernels``: the series for each kernel, built, booted, and tested.
 
 For the oldest and the newest kernel that Debian's registry has beside the one of the testbed:
-fetches the source, applies ``kernel-patch/linux-<version>``, builds, boots, and runs PTAT's KUnit
+fetches the source, applies the series, builds, boots, and runs PTAT's KUnit
 test and its selftest on one and on two CPUs. Each takes as long as building a kernel does.
 
 Ends with one JSON line: ``{"kernels": {version: {"selftest", "kunit", "reports"}},
@@ -17,6 +17,7 @@ import json
 import re
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from ptat_testbed.kernel_debug import DETACHING, INIT, reports
 from ptat_testbed.progress import progress
 
 SOURCE_SCRIPT = build.KERNEL_SCRIPT.parent / "source.sh"
-CONFIG = build.KERNEL_SCRIPT.parent / "variants" / "small.config"
-SUITES = {"6.1": "bookworm", "6.12": "trixie", "7.3": "trixie-backports"}
-"""Where Debian has the source of each series."""
+CONFIG = build.KERNEL_CONFIGS / "small.config"
+SERIES = build.KERNEL_SCRIPT.with_name("series.toml")
+SUITES: dict[str, str] = tomllib.loads(SERIES.read_text())["suites"]
+"""Where Debian has the source of each kernel."""
 NEWEST_SUITES = ("trixie-backports", "sid")
 PARAMETERS = "ptat=8M@256M kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
 TIMEOUT_S = 1800
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for series in arguments.series or SUITES:
             source = build.run_script(SOURCE_SCRIPT, series, SUITES[series])
-            kernel = build.kernel_variant(CONFIG, series=series, source=source)
+            kernel = build.kernel_variant(CONFIG, version=series, source=source)
             version = source.parent.name.removeprefix("kernel-source-")
             tested[version] = _tested(kernel, version)
         newest = _newest_in_registry()

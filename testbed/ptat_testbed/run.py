@@ -252,7 +252,7 @@ class Recording:
             "marker_slots": told["marker_slots"],
             "marker_stride_bytes": told["marker_stride"],
             "levels": self.request.levels,
-            "readback": self.request.readback,
+            "readback": outcome.texts["readback"].strip() == "on",
         }
 
     def _kernel_metadata(self, outcome: guest.Outcome) -> dict[str, Any]:

@@ -79,6 +79,14 @@ def test_nothing_is_read_back_unasked(tmp_path: Path):
     assert summary_of(session)["totals"]["readbacks"] == 0
 
 
+def test_stores_to_a_device_are_read_back_unasked(tmp_path: Path):
+    session = tmp_path / "s"
+    record = ("record", "-o", str(session), "--board", "testbed-bar")
+    assert ptat(*record, "--", sys.executable, "-c", PROTECT).returncode == 0
+    assert ptat("check", str(session)).returncode == 0
+    assert summary_of(session)["totals"]["readbacks"] > ROUNDS
+
+
 def test_a_region_that_goes_away_is_told(tmp_path: Path):
     session = tmp_path / "s"
     run = ptat("record", "-o", str(session), "--", "sh", "-c", DETACH)

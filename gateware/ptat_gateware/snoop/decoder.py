@@ -119,6 +119,7 @@ class CommandDecoder(LiteXModule):
     mirrored_bank_pins: ClassVar[tuple[tuple[int, int], ...]]
 
     latency: ClassVar[int] = 6  # clocks from commands to sources
+    gives_addresses: ClassVar[bool] = False  # but coordinates
 
     def __init__(self, phases: int = 4, ranks: int = 2) -> None:
         if not 1 <= ranks <= 4:

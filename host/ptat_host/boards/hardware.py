@@ -331,7 +331,7 @@ class BoardSet:
         everything = (0, 1 << dram.ADDRESS_BITS_MAX, Window.READ)
         with contextlib.ExitStack() as held:
             live.lock(held)
-            memory = held.enter_context(reads.PhysicalMemory(base, size_bytes))
+            loads = held.enter_context(reads.RegionLoads(base))
             directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
             taps = held.enter_context(self._taps())
             for tap in taps:
@@ -340,7 +340,7 @@ class BoardSet:
                 tap.start(file.fileno())
             try:
                 for address in addresses:
-                    memory.read(address, times)
+                    loads.read(address, times)
                     for tap in taps:
                         tap.client.command(Command.FLUSH)
             finally:

@@ -77,9 +77,9 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     parser.add_argument(
         "--readback",
         action="store_true",
-        help="flush TLBs only when all stores to the region have arrived: where it is a BAR,"
-        " another CPU's walk may pass them; costs a read of the region per flush and page fault"
-        " (default: no)",
+        help="flush TLBs only when all stores to the region have arrived; costs a read of the"
+        " region per flush and page fault (default: the kernel's choice, which is yes for a region"
+        " in a BAR)",
     )
     parser.add_argument(
         "--granularity",

@@ -100,7 +100,7 @@ static long used(void)
 	long pages = 0;
 
 	for (int tries = 0; tries < FREE_TRIES; tries++) {
-		pages = number(SYSFS "stat", "used");
+		pages = stat_number("used");
 		if (!pages)
 			break;
 		usleep(FREE_WAIT_US);

@@ -65,6 +65,8 @@ bool get(const char *path, char *text, size_t size);
 /* The number behind `name` in a file of lines "name number"; -1 if it is not there. */
 long number(const char *path, const char *name);
 long number_in(const char *text, const char *name);
+/* The number in a file of PTAT's stat/. */
+long stat_number(const char *name);
 /* Are page tables of this process recorded, so that nobody but the walkers may read them? */
 bool recorded(void);
 /* The region must agree with the twins just now. */

@@ -446,6 +446,27 @@ static void hugetlb_shared(void)
 	check_fill(p, 8 * MB, 2);
 }
 
+/*
+ * More than the region has tables: those that wait for a split are not the region's. Most of the
+ * pages are the one of zeroes, so that it takes no memory.
+ */
+static void more_than_tables(void)
+{
+	size_t count = stat_number("pages") + 100;
+	long used = stat_number("used"), fallbacks = stat_number("fallbacks");
+	char *p = huge_pages(count * TABLE_SPAN);
+
+	fill(p, 16 * MB, 1);
+	for (size_t i = 8; i < count; i++)
+		require(!p[i * TABLE_SPAN]);
+	require(huge_kib() >= (long)(16 * MB / 1024));
+	/* Nine or ten PMD tables, and those of this program. */
+	require(stat_number("used") < used + 64);
+	require(stat_number("fallbacks") == fallbacks);
+	require(!mprotect(p + PAGE, PAGE, PROT_READ));
+	check_fill(p, 16 * MB, 1);
+}
+
 static void hugetlb_gigabyte(void)
 {
 	hugetlb_of_size(GB, 30 << MAP_HUGE_SHIFT);
@@ -457,6 +478,7 @@ const struct group huge_groups[] = {
 	{ "huge pages: khugepaged", khugepaged },
 	{ "huge pages: split_huge_pages", split_by_debugfs },
 	{ "huge pages: mremap", move_huge },
+	{ "huge pages: more than the region has tables", more_than_tables },
 	{ "huge pages: tmpfs", shared_memory },
 	{ "huge pages: collapse of what others map", collapse_shared },
 	{ "file on a disk", file_on_disk },

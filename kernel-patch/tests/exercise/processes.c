@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 /* Address spaces that come, are copied, fail to come, and go. */
 #define _GNU_SOURCE
+#include <asm/ldt.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -594,6 +595,38 @@ static void write_to_other(void)
 	require(!constant[5]);
 }
 
+/* With page-table isolation, user space has page tables of the LDT's own. */
+static void local_descriptors(void)
+{
+	struct user_desc descriptor = {
+		.entry_number = 1,
+		.limit = 0xfffff,
+		.seg_32bit = 1,
+		.limit_in_pages = 1,
+	};
+	unsigned short selector = 1 << 3 | 7;
+	static char word = 42;
+	char *low = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	pid_t pid;
+	char seen;
+
+	require(low != MAP_FAILED);
+	*low = word;
+	descriptor.base_addr = (uintptr_t)low;
+	if (syscall(SYS_modify_ldt, 1, &descriptor, sizeof(descriptor)))
+		skip("no LDT: %s", strerror(errno));
+	pid = fork();
+	__asm__ volatile("mov %1, %%gs\n\tmovb %%gs:0, %0"
+			 : "=r"(seen)
+			 : "r"((unsigned int)selector)
+			 : "memory");
+	if (!pid)
+		_exit(seen == word ? 0 : EXIT_WRONG);
+	finish(pid);
+	require(seen == word);
+}
+
 /* ---- What an option of the program does ---- */
 
 bool executed(const char *option, const char *argument)
@@ -625,5 +658,6 @@ const struct group process_groups[] = {
 	{ "threads look while pages are dropped", dropped_meanwhile },
 	{ "threads write while others fork", forked_meanwhile },
 	{ "memory of another process", write_to_other },
+	{ "local descriptor table", local_descriptors },
 	{ 0 },
 };

@@ -474,7 +474,7 @@ static bool traced(void)
 
 static void region_full(void)
 {
-	long pages = number(SYSFS "stat", "pages"), fallbacks;
+	long pages = stat_number("pages"), fallbacks;
 	size_t size;
 	char *p, *q;
 
@@ -482,14 +482,14 @@ static void region_full(void)
 		skip("a region of this size is never full");
 	size = (pages + 200) * TABLE_SPAN;
 	for (int i = 0; i < 3; i++) {
-		fallbacks = number(SYSFS "stat", "fallbacks");
+		fallbacks = stat_number("fallbacks");
 		p = small_pages(size);
 		for (size_t at = 0; at < size; at += TABLE_SPAN)
 			p[at + at / TABLE_SPAN % 512 * PAGE] = 1 + at / TABLE_SPAN % 100;
 		for (size_t at = 0; at < size; at += TABLE_SPAN)
 			require(p[at + at / TABLE_SPAN % 512 * PAGE] ==
 				(char)(1 + at / TABLE_SPAN % 100));
-		require(!traced() || number(SYSFS "stat", "fallbacks") > fallbacks);
+		require(!traced() || stat_number("fallbacks") > fallbacks);
 		/* Others find room again as tables are given back. */
 		require(!munmap(p, size / 2));
 		q = small_pages(32 * MB);

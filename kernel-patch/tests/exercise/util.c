@@ -97,6 +97,15 @@ long number(const char *path, const char *name)
 	return get(path, text, sizeof(text)) ? number_in(text, name) : -1;
 }
 
+long stat_number(const char *name)
+{
+	char path[128], text[64];
+
+	snprintf(path, sizeof(path), SYSFS "stat/%s", name);
+	require(get(path, text, sizeof(text)));
+	return strtol(text, NULL, 0);
+}
+
 bool recorded(void)
 {
 	char text[4] = "";

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * PTAT: do without the region.  It may be a device, which can go away, and it
+ * is not kept while the machine sleeps.  The twins have all that the hardware
+ * needs, so it can walk those.
+ */
+#define pr_fmt(fmt) "ptat: " fmt
+
+#include <linux/cpumask.h>
+#include <linux/ioport.h>
+#include <linux/mutex.h>
+#include <linux/notifier.h>
+#include <linux/pci.h>
+#include <linux/stop_machine.h>
+#include <linux/suspend.h>
+
+#include "internal.h"
+
+/* Protects all changes of ptat_is_detached, and what follows. */
+static DEFINE_MUTEX(detach_lock);
+static bool for_ever;		/* the region is gone */
+static unsigned long detaches;
+
+/**
+ * ptat_detaches - how often the region has been detached
+ */
+unsigned long ptat_detaches(void)
+{
+	return READ_ONCE(detaches);
+}
+
+/* What all CPUs do together. */
+struct switching {
+	bool detached;		/* what ptat_is_detached becomes */
+	bool done;
+};
+
+static void repoint_all(bool detached)
+{
+	unsigned long offset;
+
+	for (offset = PTAT_MARKER_BYTES; offset < ptat_map.size; offset += PAGE_SIZE) {
+		struct ptat_table *table = ptat_table(ptat_map.twin + offset);
+
+		if (!table->mm)
+			continue;
+		if (detached) {
+			ptat_walk_twin(table, ptat_map.twin + offset);
+		} else {
+			ptat_sync_table(table, (unsigned long *)(ptat_map.virt + offset));
+			ptat_walk_region(table, ptat_map.twin + offset);
+		}
+	}
+}
+
+/*
+ * On all CPUs at once.  Before and after, region and twins agree, or the region
+ * is not walked.
+ */
+static int switch_tables(void *data)
+{
+	struct switching *to = data;
+
+	if (smp_processor_id() == cpumask_first(cpu_online_mask)) {
+		/* Stores reach the region from here on, or until here. */
+		WRITE_ONCE(ptat_is_detached, to->detached);
+		repoint_all(to->detached);
+		smp_store_release(&to->done, true);	/* pairs with the load below */
+	} else {
+		while (!smp_load_acquire(&to->done))	/* pairs with the store above */
+			cpu_relax();
+	}
+	ptat_arch_flush_tlb_local();
+	return 0;
+}
+
+/* Returns whether anything had to be done. */
+static bool set_detached(bool detached)
+{
+	struct switching to = { .detached = detached };
+
+	lockdep_assert_held(&detach_lock);
+	if (ptat_detached() == detached)
+		return false;
+	stop_machine(switch_tables, &to, cpu_online_mask);
+	if (detached)
+		WRITE_ONCE(detaches, detaches + 1);
+	return true;
+}
+
+/**
+ * ptat_detach - give the region up until the next boot
+ * @why: for the log, after "the region"
+ *
+ * The kernel goes on to translate pointers to the region, as it may have loaded
+ * one before: no page table can come to lie there, for it is no memory.
+ *
+ * Context: may sleep.
+ */
+void ptat_detach(const char *why)
+{
+	mutex_lock(&detach_lock);
+	if (!for_ever) {
+		set_detached(true);
+		for_ever = true;
+		release_mem_region(ptat_map.region, ptat_map.size);
+		pr_err("the region %s: its page tables are in memory again, tracing is off\n",
+		       why);
+	}
+	mutex_unlock(&detach_lock);
+}
+
+/* Neither firmware nor an image on disk keeps the region. */
+static int notify_pm(struct notifier_block *nb, unsigned long action, void *unused)
+{
+	mutex_lock(&detach_lock);
+	switch (action) {
+	case PM_SUSPEND_PREPARE:
+	case PM_HIBERNATION_PREPARE:
+	case PM_RESTORE_PREPARE:
+		if (set_detached(true))
+			pr_info("the region is not used while the machine sleeps\n");
+		break;
+	case PM_POST_SUSPEND:
+	case PM_POST_HIBERNATION:
+	case PM_POST_RESTORE:
+		if (for_ever)
+			break;
+		ptat_arch_flush_caches();
+		ptat_region_clear();
+		if (ptat_region_responds())
+			set_detached(false);
+		else
+			pr_err("the region does not answer after sleep, tracing is off\n");
+		break;
+	}
+	mutex_unlock(&detach_lock);
+	return NOTIFY_OK;
+}
+
+static struct notifier_block pm_notifier = {
+	.notifier_call = notify_pm,
+};
+
+#ifdef CONFIG_PCI
+static int notify_pci(struct notifier_block *nb, unsigned long action, void *data)
+{
+	const struct pci_dev *dev = to_pci_dev(data);
+	int i;
+
+	if (action != BUS_NOTIFY_DEL_DEVICE)
+		return NOTIFY_DONE;
+	for (i = 0; i < PCI_STD_NUM_BARS; i++)
+		if ((pci_resource_flags(dev, i) & IORESOURCE_MEM) &&
+		    ptat_map.region >= pci_resource_start(dev, i) &&
+		    ptat_map.region <= pci_resource_end(dev, i))
+			ptat_detach("is being removed");
+	return NOTIFY_OK;
+}
+
+static struct notifier_block pci_notifier = {
+	.notifier_call = notify_pci,
+};
+#endif
+
+static int __init ptat_detach_init(void)
+{
+	if (!ptat_ready())
+		return 0;
+#ifdef CONFIG_PCI
+	bus_register_notifier(&pci_bus_type, &pci_notifier);
+#endif
+	return register_pm_notifier(&pm_notifier);
+}
+late_initcall_sync(ptat_detach_init);

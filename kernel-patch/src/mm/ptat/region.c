@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * PTAT: the region that the hardware walks.  Only this file touches it.
+ */
+#define pr_fmt(fmt) "ptat: " fmt
+
+#include <linux/atomic.h>
+#include <linux/io.h>
+#include <linux/ioport.h>
+#include <linux/sched.h>
+#include <linux/security.h>
+
+#include "internal.h"
+
+static void __iomem *region_io __ro_after_init;	/* uncached */
+static atomic64_t last_seq;
+
+/**
+ * ptat_region_write - store a word to the region, unless it is detached
+ * @offset: where, in bytes
+ * @val: what
+ *
+ * Context: preemption is off, or the region cannot be detached for another
+ * reason.
+ */
+void ptat_region_write(unsigned long offset, u64 val)
+{
+	if (!ptat_detached())
+		__raw_writeq(val, region_io + offset);
+}
+
+/**
+ * ptat_region_read - read a word of the region
+ * @offset: where, in bytes
+ *
+ * A device that records walks sees this read, too.
+ */
+u64 ptat_region_read(unsigned long offset)
+{
+	return __raw_readq(region_io + offset);
+}
+
+/**
+ * ptat_region_responds - does the region keep what was written to it?
+ *
+ * A device that is gone reads as all ones, one that was reset as anything.
+ */
+bool ptat_region_responds(void)
+{
+	return ptat_region_read(PTAT_CANARY_OFFSET) == PTAT_CANARY;
+}
+
+/**
+ * ptat_region_lost - is the region in use, but does not respond?
+ *
+ * Context: any.
+ */
+bool ptat_region_lost(void)
+{
+	return ptat_enabled() && !ptat_detached() && !ptat_region_responds();
+}
+
+/**
+ * ptat_region_clear - zero the region, but for the canary
+ *
+ * Context: may sleep; the hardware does not walk the region.
+ */
+void ptat_region_clear(void)
+{
+	unsigned long offset;
+
+	for (offset = 0; offset < ptat_map.size; offset += PTAT_ENTRY_BYTES) {
+		__raw_writeq(0, region_io + offset);
+		if (!offset_in_page(offset))
+			cond_resched();
+	}
+	__raw_writeq(PTAT_CANARY, region_io + PTAT_CANARY_OFFSET);
+}
+
+/**
+ * ptat_mark - number an event of the log
+ *
+ * Store the number to the region, where a device sees it between the walks.
+ * Call this, log the event, and only then do what the event announces.
+ *
+ * Return: the number.
+ */
+u64 ptat_mark(void)
+{
+	u64 seq = atomic64_inc_return(&last_seq);
+
+	ptat_region_write(ptat_marker_offset(seq), seq);
+	return seq;
+}
+
+/**
+ * ptat_last_seq - the number of the last event
+ */
+u64 ptat_last_seq(void)
+{
+	return atomic64_read(&last_seq);
+}
+
+/* Does the word at @offset keep what is written to it? */
+static bool __init word_keeps_value(unsigned long offset)
+{
+	static const u64 pattern = 0x0123456789abcdef;
+
+	ptat_region_write(offset, pattern);
+	return ptat_region_read(offset) == pattern;
+}
+
+int __init ptat_region_init(void)
+{
+	if (!ptat_region_is_ram && security_locked_down(LOCKDOWN_PCI_ACCESS)) {
+		pr_err("the kernel is locked down, the region must be RAM\n");
+		return -EPERM;
+	}
+	if (!request_mem_region_exclusive(ptat_map.region, ptat_map.size, "ptat")) {
+		pr_err("region is in use, see /proc/iomem\n");
+		return -EBUSY;
+	}
+	region_io = ptat_arch_map_region(ptat_map.region, ptat_map.size);
+	if (!region_io) {
+		pr_err("can't map the region\n");
+		goto err_release;
+	}
+	/* Firmware, or the kernel before kexec, may have left dirty lines. */
+	ptat_arch_flush_caches();
+	if (!word_keeps_value(0) || !word_keeps_value(ptat_map.size - PTAT_ENTRY_BYTES)) {
+		pr_err("no memory answers in the region\n");
+		goto err_unmap;
+	}
+	ptat_region_clear();
+	return 0;
+
+err_unmap:
+	iounmap(region_io);
+err_release:
+	release_mem_region(ptat_map.region, ptat_map.size);
+	return -ENOMEM;
+}
+
+void __init ptat_region_exit(void)
+{
+	iounmap(region_io);
+	release_mem_region(ptat_map.region, ptat_map.size);
+}
