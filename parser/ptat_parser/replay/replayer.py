@@ -375,7 +375,7 @@ class _SegmentReplay:
         self._make_room_for(chunk.accesses)
         following = replayer.following(after, number + 1, self._done_accesses)
         self._share()
-        self._share_accesses(_accesses(chunk, following))
+        self._share_accesses(_accesses(chunk, following, map_it=True))
         start = begin = 0
         for (position, event), at_ticks, until_ticks, end in zip(
             [*steps, (chunk.accesses, NOTHING)], [*at, 0], [*until, 0], ends, strict=True
@@ -383,7 +383,7 @@ class _SegmentReplay:
             if whole:
                 self._learn_steps(whole, begin, end)
                 begin = end
-            self._replay_accesses(chunk, start, position)
+            self._replay_accesses(chunk, following, start, position)
             start = position
             if until_ticks:
                 apply_until(np.uint64(until_ticks), self._memory)
@@ -457,14 +457,16 @@ class _SegmentReplay:
         self._accesses = accesses  # or its arrays would go
         ACCESSES.put(self._chunk_memory, accesses)
 
-    def _replay_accesses(self, chunk: AnyChunk, start: int, end: int) -> None:
+    def _replay_accesses(self, chunk: AnyChunk, following: Following, start: int, end: int) -> None:
         """Replay accesses of a chunk, between which no table event stands."""
         rpt = self._replayer.rpt
         while start < end:
             stop = _before_epochs_end(chunk, start, end, rpt.epoch_ticks)
-            replay_accesses(start, stop, self._chunk_memory, self._memory)
-            start = stop
-            if start < end:
+            start = replay_accesses(start, stop, self._chunk_memory, self._memory)
+            if start < stop:
+                # Reading the words says why, if they are not what they were.
+                self._share_accesses(_accesses(chunk, following))
+            elif start < end:
                 self._replayer.collect(self._replayer.pages)
                 rpt.epoch_ticks = chunk.access(start)[0]
                 self._cursors["epoch"] = rpt.epoch_ticks
@@ -528,18 +530,35 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
     return new
 
 
-def _accesses(chunk: AnyChunk, following: Following) -> Accesses:
-    """The accesses of a chunk for the compiled loop."""
-    found = Accesses(_NO_BLOCKS, _NO_TIME, _NO_TIME, chunk.last_ticks, following, 0)
+def _accesses(chunk: AnyChunk, following: Following, *, map_it: bool = False) -> Accesses:
+    """The accesses of a chunk for the compiled loop.
+
+    `map_it`: map the words, if possible, instead of reading them.
+    """
+    found = Accesses(
+        blocks=_NO_BLOCKS,
+        words=_NO_TIME,
+        time=_NO_TIME,
+        last_ticks=chunk.last_ticks,
+        following=following,
+        size=0,
+        checked=_NONE_CHECKED,
+        sums=_NO_SUMS,
+    )
     if isinstance(chunk, PlainChunk):
-        words = chunk.mapped()
-        return found._replace(blocks=chunk.words if words is None else words, size=chunk.blocks)
+        if map_it and (words := chunk.mapped()) is not None:
+            sums = _NO_SUMS if chunk.sums is None else chunk.sums.copy()
+            checked = np.full(1, -1)
+            return found._replace(blocks=words, size=chunk.blocks, checked=checked, sums=sums)
+        return found._replace(blocks=chunk.words, size=chunk.blocks)
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
     return found._replace(words=words, time=chunk.time)
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
+
+_NONE_CHECKED, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:
