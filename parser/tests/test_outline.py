@@ -211,6 +211,28 @@ def test_damage_since_is_told_wherever_a_chunk_is_read(tmp_path, monkeypatch):
     parse(path)
 
 
+def test_damage_after_a_chunk_was_mapped_is_told(tmp_path, monkeypatch):
+    """Each piece is compared right before it is used, not when its chunk is mapped."""
+    piece = decode.PIECE_BLOCKS
+    chunk = 4 * piece
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", chunk)
+    path = outlined(Model(400_000, pages=1000).write(tmp_path / "s"))
+    block = chunk + piece
+    maps = PlainChunk.mapped
+
+    def mapped_then_changed(self):
+        words = maps(self)
+        if words is not None and self.start_bytes == chunk * wire.BLOCK_BYTES:
+            with (path / "bus.0.raw").open("r+b") as file:
+                file.seek(block * wire.BLOCK_BYTES + 500)
+                file.write(b"\x55")
+        return words
+
+    monkeypatch.setattr(PlainChunk, "mapped", mapped_then_changed)
+    with pytest.raises(ParseError, match=f"block {block} .*CRC"):
+        parse(path, counts_only=True)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("in_archive", [False, True])
 def test_a_capture_that_is_another_is_told(tmp_path, workers, in_archive):
