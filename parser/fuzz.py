@@ -318,11 +318,12 @@ TARGETS = {
 
 
 def functions(scope: ModuleType | type) -> Iterator[FunctionType]:
-    """Functions of a module and its classes, but those that numba compiles."""
+    """Functions of a module and its classes, except those that numba compiles."""
     name = getattr(scope, "__module__", scope.__name__)
     for value in list(vars(scope).values()):
         if isinstance(value, FunctionType) and value.__module__ == name:
-            yield value
+            if "compiled" not in vars(value):
+                yield value
         elif isinstance(value, type) and value.__module__ == name and value is not scope:
             yield from functions(value)
 
@@ -332,9 +333,12 @@ def fuzz(name: str, until: list[str], crashes: Path) -> None:
     import atheris
 
     import ptat_parser.checks.session
-    import ptat_parser.formats.truth  # noqa: F401
+    import ptat_parser.formats.truth
+    import ptat_parser.results.pipeline  # noqa: F401
+    import ptat_studies.accesses  # noqa: F401
 
-    for module in [m for key, m in sys.modules.items() if key.startswith("ptat_parser.")]:
+    ours = "ptat_parser.", "ptat_studies."
+    for module in [m for key, m in sys.modules.items() if key.startswith(ours)]:
         for function in functions(module):
             atheris.instrument_func(function)
     target = TARGETS[name]

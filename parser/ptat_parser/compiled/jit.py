@@ -54,6 +54,7 @@ def inlined(function: F) -> F:
     Not for large bodies: each caller compiles its own copy.
     """
     made: F = _register_jitable(function)
+    vars(made)["compiled"] = True  # what changes functions' bytecode must leave it alone
     return made
 
 
