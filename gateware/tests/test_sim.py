@@ -12,7 +12,7 @@ import pytest
 from ptat_gateware.sim import geometry, run
 from ptat_gateware.sim.build import SimulatorError, simulator
 from ptat_gateware.sim.words import CHANNEL_SHIFT
-from ptat_host.dram import Window
+from ptat_host.calibration.dram import Window
 from ptat_parser import wire
 from ptat_parser.blocks import BlockWriter, BusReader, Lost
 from ptat_parser.errors import BadInput

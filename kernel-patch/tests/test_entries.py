@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from ptat_host.made import cache_root, new_directory
+from ptat_host.boards.program_cache import cache_root, new_directory
 from ptat_testbed import build
 
 HERE = Path(__file__).parent

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 import ptat_parser
-from ptat_host.report import printable
+from ptat_host.reports.session_report import printable
 from ptat_host.sizes import format_size, parse_size
 from ptat_parser import Trace
 from ptat_parser.errors import BadInput, PtatError

@@ -12,9 +12,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptat_host import recorder
+from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError
-from ptat_host.made import cache_root, made, new_directory
+from ptat_host.boards.program_cache import cache_root, made, new_directory
 from ptat_testbed import initramfs
 from ptat_testbed.progress import progress
 
@@ -24,7 +24,10 @@ VERSION = "6.12"
 """What build.sh builds if not told otherwise."""
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
-INIT_SOURCES = (INIT_SOURCE, *(recorder.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")))
+INIT_SOURCES = (
+    INIT_SOURCE,
+    *(recorder_programs.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")),
+)
 WORKLOADS = SOURCES / "host" / "workloads"
 BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
@@ -180,7 +183,7 @@ def guest_initramfs() -> Path:
         return archive
     with progress("compiling the guest's init"), new_directory(directory) as new:
         sources = [str(source) for source in INIT_SOURCES if source.suffix == ".c"]
-        include = f"-I{recorder.SOURCE}"
+        include = f"-I{recorder_programs.SOURCE}"
         command = ["gcc", *INIT_FLAGS, include, "-o", str(new / "init"), *sources]
         hint = "install Debian's gcc and libc6-dev"
         try:

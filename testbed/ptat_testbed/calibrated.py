@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from ptat_gateware.sim import geometry
-from ptat_host import dram
+from ptat_host.calibration import dram
 from ptat_host.cli import main as ptat
 from ptat_testbed import snooped
 

@@ -32,9 +32,9 @@ import numpy.typing as npt
 
 from ptat_gateware.sim import build, run
 from ptat_host.boards.base import BoardError, Check
-from ptat_host.calibrate import IDENTITY, Program
-from ptat_host.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Window
-from ptat_host.observe import between_flushes
+from ptat_host.calibration.address_functions import IDENTITY, Program
+from ptat_host.calibration.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Window
+from ptat_host.calibration.observations import between_flushes
 from ptat_parser.formats import truth
 from ptat_testbed.snooped import SnoopedMemory
 

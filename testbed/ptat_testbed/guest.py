@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_host.live import events_of
+from ptat_host.boards.live_machine import events_of
 from ptat_testbed.progress import progress
 from ptat_testbed.qemu import Machine, QmpError
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError
-from ptat_host.made import cache_root
+from ptat_host.boards.program_cache import cache_root
 from ptat_testbed import build
 from ptat_testbed.kernel_exercise import CONFIG
 from ptat_testbed.kernel_selftests import TARBALL

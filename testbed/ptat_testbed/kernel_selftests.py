@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_host.live import CHECK_FILE, CONTROL, TRACING, numbers
-from ptat_host.made import cache_root, new_directory
+from ptat_host.boards.live_machine import CHECK_FILE, CONTROL, TRACING, numbers
+from ptat_host.boards.program_cache import cache_root, new_directory
 from ptat_testbed import build, run, sizes
 from ptat_testbed.kernel_exercise import CONFIG
 from ptat_testbed.progress import progress

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ptat_host import recorder
+from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
-from ptat_host.live import BUFFER_MAX_KIB, events_of, numbers
+from ptat_host.boards.live_machine import BUFFER_MAX_KIB, events_of, numbers
 from ptat_host.sizes import parse_size
 from ptat_testbed import build, console, guest, qemu, sizes
 
@@ -127,7 +127,7 @@ class Recording:
         path = f"{build.workloads()}:{request.env.get('PATH', DEFAULT_PATH)}"
         env = {**request.env, "PATH": path}
         if request.heap_bytes is not None:
-            env = recorder.heap_environment(env, request.heap_bytes, guest.HEAP_SOCKET)
+            env = recorder_programs.heap_environment(env, request.heap_bytes, guest.HEAP_SOCKET)
         self.request = replace(request, env=env)
         self._initramfs = build.guest_initramfs()
         self._log = request.session_dir / "kernel"

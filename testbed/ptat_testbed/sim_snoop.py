@@ -34,7 +34,7 @@ import numpy.typing as npt
 from ptat_gateware.sim import run
 from ptat_gateware.sim.geometry import CLOCK_PS
 from ptat_gateware.sim.words import BANK_SHIFT, PAUSE_SHIFT
-from ptat_host.dram import Window
+from ptat_host.calibration.dram import Window
 from ptat_parser import wire
 from ptat_parser.capture.chunks import Lost
 from ptat_parser.capture.reader import BusReader

@@ -2,7 +2,7 @@
 """A simulated memory with a snooper on each channel: addresses in, capture streams out.
 
 The gateware's simulator knows DRAM coordinates, registers and clocks. Here it gets what a host
-would give a board: an address mapping (`ptat_host.dram`), windows, start and stop.
+would give a board: an address mapping (`ptat_host.calibration.dram`), windows, start and stop.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from ptat_gateware.sim import geometry, run
 from ptat_gateware.sim.build import SimulatorError
-from ptat_host import dram
 from ptat_host.boards.base import BoardError
-from ptat_host.calibrate import Program
+from ptat_host.calibration import dram
+from ptat_host.calibration.address_functions import Program
 from ptat_parser import wire
 
 U64 = npt.NDArray[np.uint64]
@@ -127,7 +127,7 @@ class SnoopedMemory:
         """Stop the snoopers and run it all; the streams go to `bus_paths`.
 
         :raises BoardError: it could not be run, or the snoopers' counters do not add up.
-        :raises BadInput: a snooper was not fit to record: `ptat_host.dram.check_ready`.
+        :raises BadInput: a snooper was not fit to record: `ptat_host.calibration.dram.check_ready`.
         """
         self.simulation.run(SETTLE_CLOCKS)
         for channel in range(self.channels):

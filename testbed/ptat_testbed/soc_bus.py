@@ -16,12 +16,12 @@ from typing import Any
 from ptat_gateware.sim import geometry, run
 from ptat_gateware.sim.build import SimulatorError
 from ptat_gateware.sim.device import Device
-from ptat_host import dram
 from ptat_host.boards.base import BoardError
 from ptat_host.boards.client import Client
 from ptat_host.boards.hardware import Tap
 from ptat_host.boards.udp import UdpLink
-from ptat_host.calibrate import Program
+from ptat_host.calibration import dram
+from ptat_host.calibration.address_functions import Program
 from ptat_host.protocol import Window
 from ptat_parser import wire
 from ptat_testbed.gateware_bus import (

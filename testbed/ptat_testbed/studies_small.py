@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ptat_host import kernel_misses, progress
+from ptat_host import progress
+from ptat_host.reports import kernel_profile
 from ptat_parser.errors import PtatError
 from ptat_studies import hunt, pagesize, pagesize_plots
 from ptat_studies.fs import place, plots, report, systems
@@ -77,7 +78,7 @@ def kernel_functions(sweep: Sweep) -> dict[str, dict[str, float]]:
     return {
         one.figures.cell.system: {
             function["name"]: round(function["share"], 3)
-            for function in kernel_misses.summarise(one.functions, FUNCTIONS_SHOWN)["functions"]
+            for function in kernel_profile.summarise(one.functions, FUNCTIONS_SHOWN)["functions"]
         }
         for one in found
         if one.functions is not None

@@ -27,7 +27,7 @@ from ptat_testbed.progress import progress
 from ptat_testbed.qemu import CPU, escape
 
 if TYPE_CHECKING:
-    from ptat_host.observe import Observed
+    from ptat_host.calibration.observations import Observed
     from ptat_testbed.soc_bus import SocBus
 
 TLB_PRESETS = ("skylake", "ivybridge-ep", "zen4")
@@ -125,9 +125,9 @@ class TestbedBoard:
         if channels is not None:
             programs = None
             if path := request.options.get("mapping"):
-                from ptat_host import mapping
+                from ptat_host.calibration import saved_mapping
 
-                programs = mapping.read(Path(path), base, region_bytes, channels)
+                programs = saved_mapping.read(Path(path), base, region_bytes, channels)
             if request.options["bus"] == SOC_BUS:
                 from ptat_testbed.soc_bus import SocBus  # LiteX: not for each ptat record
 
@@ -161,7 +161,7 @@ class TestbedBoard:
 
     def observe(self, request: ObserveRequest) -> Observed:
         """Read the region in the guest; see `CalibratingBoard.observe`."""
-        from ptat_host import observe, reads
+        from ptat_host.calibration import known_reads, observations
 
         channels = parse_bus(request.options, None)
         if channels is None or request.options["bus"] == SOC_BUS:
@@ -173,7 +173,7 @@ class TestbedBoard:
             session = Path(temporary)
             reading = RecordRequest(
                 argv=[
-                    *(sys.executable, "-m", "ptat_host.reads"),
+                    *(sys.executable, "-m", "ptat_host.calibration.known_reads"),
                     *(f"--{name}={value}" for name, value in numbers.items()),
                 ],
                 session_dir=session,
@@ -184,15 +184,15 @@ class TestbedBoard:
             )
             recording = run.Recording(reading, build.board_kernel())
             base, region_bytes = _region(recording)
-            addresses = reads.chosen(base, region_bytes, request.addresses, request.seed)
+            addresses = known_reads.chosen(base, region_bytes, request.addresses, request.seed)
             bus = session / "bus.model.raw"
             result = _run(recording, reading, bus, GRANULARITY_BYTES, tlb)
             if not result.complete or result.exit_status:
                 raise BoardError(f"the guest could not read: {result.reason or 'see above'}")
             with progress("simulating the bus and its snooper"):
                 parts = gateware_bus.observe(channels, bus, addresses, session)
-        seen, coordinates = observe.pairs(addresses, parts, times)
-        return observe.Observed(seen, coordinates, base, region_bytes, channels, [])
+        seen, coordinates = observations.pairs(addresses, parts, times)
+        return observations.Observed(seen, coordinates, base, region_bytes, channels, [])
 
     def load(self, mapping: Path) -> list[str]:
         """Nothing is kept: a simulated board is new in each recording."""

@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ptat_host import boards, recorder
-from ptat_host.boards import stream
+from ptat_host import boards
+from ptat_host.boards import recorder_programs, stream
 from ptat_host.boards.base import RecordRequest
 from ptat_host.cli import main as main_of_ptat
 from ptat_parser import wire
@@ -236,7 +236,7 @@ class UsbBoard:
 
 def _import() -> None:
     """What ``ptat record`` imports while it runs."""
-    importlib.import_module("ptat_host.record")
+    importlib.import_module("ptat_host.recording.session_recording")
     for name in boards.names():
         boards.load(name)
 
@@ -413,7 +413,7 @@ def main() -> int:
         session = directory / "session"
         session.mkdir()
         program = build.pretend_board()
-        recorder.directory()  # the ptat in the guest finds it made
+        recorder_programs.directory()  # the ptat in the guest finds it made
         only = ["--only", arguments.only] if arguments.only else []
         me = [sys.executable, "-m", "ptat_testbed.usb_guest"]
         recording = run.Recording(

@@ -21,9 +21,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host import perf_stat, pmu
-from ptat_host.perf_stat import Count, Stat
-from ptat_host.pmu import Cpu
+from ptat_host.reports import perf_stat, pmu
+from ptat_host.reports.perf_stat import Count, Stat
+from ptat_host.reports.pmu import Cpu
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.formats.session import Session
 

@@ -15,8 +15,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host import maps
-from ptat_host.objects import Objects
+from ptat_host.recording import maps
+from ptat_host.reports.objects import Objects
 from ptat_host.sizes import format_size
 from ptat_parser import Results, Trace
 

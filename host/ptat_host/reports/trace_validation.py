@@ -22,12 +22,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host.perf_stat import Stat
-from ptat_host.pmu import Cpu
-from ptat_host.repeats import REPEATS_MIN, Spread
-from ptat_host.report import printable
+from ptat_host.reports.counters import count_of
+from ptat_host.reports.perf_stat import Stat
+from ptat_host.reports.pmu import Cpu
+from ptat_host.reports.repeats import REPEATS_MIN, Spread
+from ptat_host.reports.session_report import printable
 from ptat_host.sizes import format_size
-from ptat_host.stat import count_of
 from ptat_parser import Results, Validation
 from ptat_parser.checks.validation import Compared
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ptat_host import dram, protocol
+from ptat_host import protocol
+from ptat_host.calibration import dram
 from ptat_parser import wire
 from ptat_parser.errors import BadInput
 

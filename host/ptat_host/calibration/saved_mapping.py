@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ptat_host import dram
-from ptat_host.calibrate import Calibration, Program
-from ptat_host.observe import Observed
+from ptat_host.calibration import dram
+from ptat_host.calibration.address_functions import Calibration, Program
+from ptat_host.calibration.observations import Observed
 from ptat_parser import wire
 from ptat_parser.errors import BadInput
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ptat_host import report
-from ptat_host.objects import Object, Objects
+from ptat_host.reports import session_report
+from ptat_host.reports.objects import Object, Objects
 from ptat_parser import Results, Trace
 from ptat_parser.compiled.jit import jit
 
@@ -66,21 +66,21 @@ def write(results: Results, target: Path) -> None:
 def content(results: Results) -> dict[str, Any]:
     """What the page shows."""
     trace = Trace(results)
-    summary = report.summarise(results, PAGES, objects=False)
+    summary = session_report.summarise(results, PAGES, objects=False)
     pages = trace.pages
     single = (results.path / "misses").is_dir()
     counted = _count(trace, summary) if single else None
-    seen = report.seen(summary)
+    seen = session_report.seen(summary)
     missed = summary["totals"]["misses"]
     named = counted.objects.recorded if counted else False
     objects = counted.objects if counted else None
     summary["maps_lost"] = objects.lost if objects else 0
     without = _NO_MISSES if not missed else _COUNTS_ONLY if not single else ""
     return {
-        "command": report.printable(shlex.join(summary["command"])),
-        "ended": report.ended(summary),
+        "command": session_report.printable(shlex.join(summary["command"])),
+        "ended": session_report.ended(summary),
         "totals": _totals(summary),
-        "problems": report.problems(summary),
+        "problems": session_report.problems(summary),
         "misses": missed,
         "noMisses": without,
         "noObjects": without or _NO_MAPS,
@@ -102,17 +102,17 @@ def content(results: Results) -> dict[str, Any]:
         "averageCaption": _average_caption(summary),
         "time": counted.time if counted else {"bins": 0},
         "maps": counted.maps if counted else [],
-        "taken": [*report.circumstances(summary).items()],
+        "taken": [*session_report.circumstances(summary).items()],
     }
 
 
 def _label(process: dict[str, Any]) -> str:
-    return f"{report.printable(process['comm']) or '?'} {process['tgid']}"
+    return f"{session_report.printable(process['comm']) or '?'} {process['tgid']}"
 
 
 def _printable(values: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: report.printable(value) if isinstance(value, str) else value
+        key: session_report.printable(value) if isinstance(value, str) else value
         for key, value in values.items()
     }
 
@@ -188,7 +188,7 @@ def _curves(pages: pa.Table, seen: list[dict[str, Any]]) -> list[dict[str, Any]]
 def _title(of: Object) -> str:
     """Its name; with where it is, if others are called the same."""
     where = f" {of.detail}" if of.kind in ("anonymous", "huge pages") else ""
-    return report.printable(of.name + where)
+    return session_report.printable(of.name + where)
 
 
 @dataclass
@@ -271,7 +271,7 @@ def _add(
 
 def _count(trace: Trace, summary: dict[str, Any]) -> _Counted:
     pages = trace.pages
-    seen = [process for process in report.seen(summary) if process["misses"]]
+    seen = [process for process in session_report.seen(summary) if process["misses"]]
     missed = pages.filter(pc.greater(pages["misses"], 0))
     start = pc.min(missed["first_ns"]).as_py() or 0
     end = pc.max(missed["last_ns"]).as_py() or 0

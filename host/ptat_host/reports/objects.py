@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_host import maps, symbols
-from ptat_host.maps import ANONYMOUS, PROT_EXEC, Mapping, Region
-from ptat_host.symbols import Call, Symbols
+from ptat_host.recording import maps, symbols
+from ptat_host.recording.maps import ANONYMOUS, PROT_EXEC, Mapping, Region
+from ptat_host.recording.symbols import Call, Symbols
 from ptat_parser import Trace
 
 PAGE_BYTES = 4096

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptat_host import recorder
+from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError, Check, RecordRequest
-from ptat_host.fill import Fill
+from ptat_host.boards.buffer_fill import Fill
 from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 
 CONTROL = Path("/sys/kernel/mm/ptat")
@@ -271,7 +271,9 @@ class LiveMachine:
             with self._maps() as maps:
                 env = self._request.env
                 if maps and maps.socket and self._request.heap_bytes is not None:
-                    env = recorder.heap_environment(env, self._request.heap_bytes, maps.socket)
+                    env = recorder_programs.heap_environment(
+                        env, self._request.heap_bytes, maps.socket
+                    )
                 os.write(self._marker, MARKER_START)
                 self._attend(self._start(env), tick, run)
             if maps and not maps.written:
@@ -400,11 +402,11 @@ class LiveMachine:
     def _fail(self, why: str) -> None:
         self._failure = self._failure or why
 
-    def _maps(self) -> contextlib.AbstractContextManager[recorder.Recording | None]:
+    def _maps(self) -> contextlib.AbstractContextManager[recorder_programs.Recording | None]:
         if not self._request.maps:
             return contextlib.nullcontext()
         heap = self._request.heap_bytes is not None
-        return recorder.Recording(self._log / "maps.jsonl", heap)
+        return recorder_programs.Recording(self._log / "maps.jsonl", heap)
 
     def _start(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         how = b"2" if self._request.children else b"1"

@@ -26,11 +26,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host import tlb
-from ptat_host.objects import Object, Objects
-from ptat_host.report import printable
+from ptat_host.reports import tlb
+from ptat_host.reports.objects import Object, Objects
+from ptat_host.reports.session_report import printable
+from ptat_host.reports.tlb import Pages
 from ptat_host.sizes import format_size
-from ptat_host.tlb import Pages
 from ptat_parser import Trace
 from ptat_parser.errors import PtatError
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ptat_host import dram
+from ptat_host.calibration import dram
 from ptat_parser import wire
 from ptat_parser.errors import BadInput
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ptat_host.objects import Objects
-from ptat_host.report import printable
+from ptat_host.reports.objects import Objects
+from ptat_host.reports.session_report import printable
 from ptat_parser import Misses
 from ptat_parser.results.export import PAGE_SIZES, page_texts, seconds, write_joined
 

@@ -22,8 +22,8 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-from ptat_host import maps
-from ptat_host.maps import Frame, Maps
+from ptat_host.recording import maps
+from ptat_host.recording.maps import Frame, Maps
 
 FILE = "symbols.json"
 

@@ -18,10 +18,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host import repeats
-from ptat_host.objects import Objects
-from ptat_host.repeats import ALPHA, difference
-from ptat_host.report import printable
+from ptat_host.reports import repeats
+from ptat_host.reports.objects import Objects
+from ptat_host.reports.repeats import ALPHA, difference
+from ptat_host.reports.session_report import printable
 from ptat_host.sizes import format_size
 from ptat_parser import Trace
 

@@ -4,8 +4,8 @@
 The kernel maps the region uncached, so each load that it is asked for (by debugfs' ``ptat/load``)
 is a read on the bus. Root only.
 
-``python3 -m ptat_host.reads`` does it in the testbed's guest; standard library only, as importing
-more would take the emulator longer than the reads.
+``python3 -m ptat_host.calibration.known_reads`` does it in the guest of the testbed. It imports the
+standard library only: importing more would take the emulator longer than the reads.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class RegionLoads:
 
 def main() -> int:
     """Command line: read what `chosen` gives for the same numbers."""
-    parser = argparse.ArgumentParser(prog="ptat_host.reads", description="known reads of memory")
+    parser = argparse.ArgumentParser(
+        prog="ptat_host.calibration.known_reads", description="known reads of memory"
+    )
     parser.add_argument("--addresses", type=int, required=True)
     parser.add_argument("--times", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)

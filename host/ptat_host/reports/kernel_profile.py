@@ -21,7 +21,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host.report import printable
+from ptat_host.reports.session_report import printable
 from ptat_parser.errors import BadInput
 from ptat_parser.formats import kernel_misses
 from ptat_parser.formats.session import Session

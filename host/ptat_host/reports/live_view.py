@@ -25,11 +25,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host import console, fill, maps, symbols
-from ptat_host.fill import Fill
-from ptat_host.objects import Objects
-from ptat_host.record import RUNNING
-from ptat_host.report import printable
+from ptat_host import console
+from ptat_host.boards import buffer_fill
+from ptat_host.boards.buffer_fill import Fill
+from ptat_host.recording import maps, symbols
+from ptat_host.recording.session_recording import RUNNING
+from ptat_host.reports.objects import Objects
+from ptat_host.reports.session_report import printable
 from ptat_host.sizes import format_size
 from ptat_parser import Trace
 from ptat_parser.errors import PtatError
@@ -164,7 +166,7 @@ class Follower:
                 "kernel_events": self._total.lost_events,
             },
             self._tail.waiting,
-            [*fill.read(self._path), *self._modelled()],
+            [*buffer_fill.read(self._path), *self._modelled()],
         )
         self._count(view, found, interval_s)
         self._disk(view, now)

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from ptat_host import symbols
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
+from ptat_host.recording import symbols
 from ptat_host.sizes import format_size
 from ptat_parser.errors import PtatError
 from ptat_parser.formats import session

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ptat_host.kernel_misses import SAMPLES, Profile
+from ptat_host.reports.kernel_profile import SAMPLES, Profile
 from ptat_parser.errors import BadInput
 
 _HINT = "give what perf script printed of: perf record -e dTLB-load-misses,iTLB-load-misses -g"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ptat_host.boards.base import BoardError
-from ptat_host.made import made
+from ptat_host.boards.program_cache import made
 
 SOURCE = Path(__file__).resolve().parents[1] / "recorder"
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ptat_host import boards
 from ptat_host.boards.base import BoardError, Check
-from ptat_host.record import FREE_BYTES_MIN
+from ptat_host.recording.session_recording import FREE_BYTES_MIN
 from ptat_host.sizes import format_size
 
 KERNEL_CONTROL = Path("/sys/kernel/mm/ptat")
