@@ -12,9 +12,9 @@ import pytest
 from conftest import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_blocks import encode
+from test_capture import encode
 from test_results import DAMAGES
-from test_spans import Steady, busy, busy_machine, digests
+from test_segments import Steady, busy, busy_machine, digests
 
 from capture_model import Model
 from ptat_parser import parse, wire

@@ -19,7 +19,7 @@ import pytest
 import synthetic
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_time import within
+from test_clocks import within
 
 from capture_model import Model
 from ptat_parser import parse, wire
