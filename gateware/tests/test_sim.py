@@ -16,9 +16,9 @@ from ptat_host.calibration.dram import Window
 from ptat_parser import wire
 from ptat_parser.blocks import BlockWriter, BusReader, Lost
 from ptat_parser.errors import BadInput
-from ptat_testbed import sim_snoop
-from ptat_testbed.sim_snoop import Requests, Stall, Stream, Verdict, Wrong
-from ptat_testbed.snooped import SnoopedMemory
+from ptat_testbed.bus.snooped import SnoopedMemory
+from ptat_testbed.suites import sim_snoop
+from ptat_testbed.suites.sim_snoop import Requests, Stall, Stream, Verdict, Wrong
 
 needs_verilator = pytest.mark.skipif(
     shutil.which("verilator") is None or shutil.which("g++") is None,

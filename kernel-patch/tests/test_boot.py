@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ptat_testbed import build, initramfs
+from ptat_testbed.guest import build, initramfs
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

@@ -12,7 +12,8 @@ import pytest
 from ptat_host.boards import recorder_programs
 from ptat_parser.kernel.log import read_kernel_log
 from ptat_parser.kernel.tracepoints import COOKIE_START, COOKIE_STOP, MARKER
-from ptat_testbed import build, usb_guest
+from ptat_testbed.guest import build
+from ptat_testbed.suites import usb_guest
 
 pytestmark = pytest.mark.guest
 

@@ -26,10 +26,10 @@ from pathlib import Path
 
 from ptat_host.boards.base import BoardError
 from ptat_host.boards.program_cache import cache_root
-from ptat_testbed import build
-from ptat_testbed.kernel_exercise import CONFIG
-from ptat_testbed.kernel_selftests import TARBALL
-from ptat_testbed.progress import progress
+from ptat_testbed.guest import build
+from ptat_testbed.guest.steps import progress
+from ptat_testbed.suites.kernel_exercise import CONFIG
+from ptat_testbed.suites.kernel_selftests import TARBALL
 
 WITHOUT = build.KERNEL_CONFIGS / "unpatched.config"
 STRICT = "CONFIG_WERROR=y\n"

@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import RecordRequest
-from ptat_testbed import build, run, sizes
-from ptat_testbed.testbed import TestbedBoard
+from ptat_testbed.boards import guest_run
+from ptat_testbed.boards.testbed import TestbedBoard
+from ptat_testbed.guest import build, layout
 
 PROGRAMS = {
     # Miss the STLB with nearly every update. What QEMU alone takes depends on whether its own soft
@@ -70,9 +71,9 @@ def run_once(mode: str, argv: Sequence[str]) -> int:
         if mode == "plugin":
             result = TestbedBoard().record(request)
         else:
-            recording = run.Recording(request)
+            recording = guest_run.Recording(request)
             settings = recording.settings
-            base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+            base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
             floor = f"{build.floor_plugin()}{FLOOR[mode]}" if mode in FLOOR else None
             result = recording.record(recording.machine_config(base, plugin=floor))
     return result.exit_status if result.exit_status is not None else 1
@@ -80,7 +81,7 @@ def run_once(mode: str, argv: Sequence[str]) -> int:
 
 def seconds_of(mode: str, argv: Sequence[str]) -> float:
     """Seconds that the program says it took."""
-    command = [sys.executable, "-m", "ptat_testbed.bench", "--once", mode, *argv]
+    command = [sys.executable, "-m", "ptat_testbed.suites.bench", "--once", mode, *argv]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     match = re.search(r"seconds=([0-9.]+)", done.stdout)
     if match is None:

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed import build, plain
-from ptat_testbed.kernel_debug import DETACHING, INIT, reports
-from ptat_testbed.progress import progress
+from ptat_testbed.guest import build, plain
+from ptat_testbed.guest.steps import progress
+from ptat_testbed.suites.kernel_debug import DETACHING, INIT, reports
 
 SOURCE_SCRIPT = build.KERNEL_SCRIPT.parent / "source.sh"
 CONFIG = build.KERNEL_CONFIGS / "small.config"

@@ -18,7 +18,7 @@ from typing import Any
 
 from ptat_host.boards.base import BoardError
 from ptat_parser import wire
-from ptat_testbed.sizes import LOWMEM_MAX_BYTES
+from ptat_testbed.guest.layout import LOWMEM_MAX_BYTES
 
 PROGRAM = "qemu-system-x86_64"
 VERSION_MIN = (10, 0)

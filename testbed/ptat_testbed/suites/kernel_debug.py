@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_testbed import build, plain, run, sizes
-from ptat_testbed.progress import progress
+from ptat_testbed.boards import guest_run
+from ptat_testbed.guest import build, layout, plain
+from ptat_testbed.guest.steps import progress
 
 INIT = build.KERNEL_SCRIPT.parent / "tests" / "init.c"
 PROVOKE = build.SOURCES / "testbed" / "guest" / "provoke.c"
@@ -113,9 +114,9 @@ def _recorded(kernel: build.Kernel, session: Path) -> tuple[bool, str]:
         region_bytes=REGION_BYTES,
         options={"cpus": "2"},
     )
-    recording = run.Recording(request, kernel)
+    recording = guest_run.Recording(request, kernel)
     settings = recording.settings
-    base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+    base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
     result = recording.record(recording.machine_config(base))
     return result.complete and not result.exit_status, (session / "console.log").read_text()
 

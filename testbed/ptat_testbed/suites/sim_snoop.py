@@ -39,7 +39,7 @@ from ptat_parser import wire
 from ptat_parser.capture.chunks import Lost
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.errors import BadInput, PtatError
-from ptat_testbed.snooped import SnoopedMemory, bank_in_all
+from ptat_testbed.bus.snooped import SnoopedMemory, bank_in_all
 
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]

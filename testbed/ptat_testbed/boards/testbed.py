@@ -21,14 +21,16 @@ from ptat_host.boards.base import (
 from ptat_parser.errors import PtatError
 from ptat_parser.formats import access_log, kernel_misses
 from ptat_parser.formats.session import SNAPSHOTS_FILE
-from ptat_testbed import build, gateware_bus, run, sizes
-from ptat_testbed.gateware_bus import GatewareBus
-from ptat_testbed.progress import progress
-from ptat_testbed.qemu import CPU, escape
+from ptat_testbed.boards import guest_run
+from ptat_testbed.bus import gateware
+from ptat_testbed.bus.gateware import GatewareBus
+from ptat_testbed.guest import build, layout
+from ptat_testbed.guest.qemu import CPU, escape
+from ptat_testbed.guest.steps import progress
 
 if TYPE_CHECKING:
     from ptat_host.calibration.observations import Observed
-    from ptat_testbed.soc_bus import SocBus
+    from ptat_testbed.bus.soc import SocBus
 
 TLB_PRESETS = ("skylake", "ivybridge-ep", "zen4")
 GRANULARITIES_BYTES = (8, 32, 64)
@@ -49,7 +51,7 @@ class TestbedBoard:
 
     name = "testbed"
     options: Mapping[str, Option] = {
-        **run.OPTIONS,
+        **guest_run.OPTIONS,
         "tlb": Option(
             f"TLB model: {', '.join(TLB_PRESETS)}; its parts can be changed, as"
             " skylake,l1d=32x4,psc_pde=0x0",
@@ -65,9 +67,7 @@ class TestbedBoard:
             " memory controller; soc: a whole simulated device there, with this ptat as its host",
             BUSES[0],
         ),
-        "channels": Option(
-            f"memory channels of --bus gateware, 1 to {gateware_bus.CHANNELS_MAX}", "1"
-        ),
+        "channels": Option(f"memory channels of --bus gateware, 1 to {gateware.CHANNELS_MAX}", "1"),
         "accesses": Option(
             "yes: also record every access of user code, compressed, for ptat pagesize; with one"
             " CPU",
@@ -97,9 +97,9 @@ class TestbedBoard:
     def check(self) -> list[Check]:
         """What `record` needs; builds nothing."""
         return [
-            *run.check_common(),
-            run.check_built("QEMU plugin", build.PLUGIN_SCRIPT, ""),
-            gateware_bus.check(),
+            *guest_run.check_common(),
+            guest_run.check_built("QEMU plugin", build.PLUGIN_SCRIPT, ""),
+            gateware.check(),
         ]
 
     def record(self, request: RecordRequest) -> RecordResult:
@@ -115,7 +115,7 @@ class TestbedBoard:
         check_accesses(request.options)
         check_yes_or_no(request.options, KERNEL_MISSES)
         check_yes_or_no(request.options, "snapshots")
-        recording = run.Recording(
+        recording = guest_run.Recording(
             request, build.studies_kernel() if "pmem" in request.options else None
         )
         base, region_bytes = _region(recording)
@@ -129,7 +129,7 @@ class TestbedBoard:
 
                 programs = saved_mapping.read(Path(path), base, region_bytes, channels)
             if request.options["bus"] == SOC_BUS:
-                from ptat_testbed.soc_bus import SocBus  # LiteX: not for each ptat record
+                from ptat_testbed.bus.soc import SocBus  # LiteX: not for each ptat record
 
                 gateware = SocBus(base, region_bytes, programs[0] if programs else None)
             else:
@@ -182,7 +182,7 @@ class TestbedBoard:
                 children=False,
                 options=request.options,
             )
-            recording = run.Recording(reading, build.board_kernel())
+            recording = guest_run.Recording(reading, build.board_kernel())
             base, region_bytes = _region(recording)
             addresses = known_reads.chosen(base, region_bytes, request.addresses, request.seed)
             bus = session / "bus.model.raw"
@@ -190,7 +190,7 @@ class TestbedBoard:
             if not result.complete or result.exit_status:
                 raise BoardError(f"the guest could not read: {result.reason or 'see above'}")
             with progress("simulating the bus and its snooper"):
-                parts = gateware_bus.observe(channels, bus, addresses, session)
+                parts = gateware.observe(channels, bus, addresses, session)
         seen, coordinates = observations.pairs(addresses, parts, times)
         return observations.Observed(seen, coordinates, base, region_bytes, channels, [])
 
@@ -199,31 +199,34 @@ class TestbedBoard:
         return []
 
 
-def _region(recording: run.Recording) -> tuple[int, int]:
+def _region(recording: guest_run.Recording) -> tuple[int, int]:
     """Base and size of the region, in bytes."""
     settings = recording.settings
-    base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+    base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
     return base, settings.region_bytes
 
 
 def _run(
-    recording: run.Recording,
+    recording: guest_run.Recording,
     request: RecordRequest,
     bus: Path,
     granularity: int,
     tlb: Mapping[str, str],
     known: dict[str, Any] | None = None,
 ) -> RecordResult:
-    """Run the guest with the plugin, whose bus goes to a file; `known`: see `run.Recording`."""
+    """Run the guest with the plugin, which writes its bus to a file.
+
+    `known`: see `guest_run.Recording`.
+    """
     settings = recording.settings
     base, region_bytes = _region(recording)
     plugin = {
         "region_base": hex(base),
         "region_size": hex(region_bytes),
-        "marker_bytes": run.MARKER_BYTES,
+        "marker_bytes": guest_run.MARKER_BYTES,
         "ram": "{ram}",
         "ram_size": settings.memory_bytes,
-        "lowmem": sizes.lowmem(settings.memory_bytes),
+        "lowmem": layout.lowmem(settings.memory_bytes),
         "bus": bus,
         "truth": request.session_dir / "truth.0.bin",
         "counters": request.session_dir / "counters.json",
@@ -287,11 +290,11 @@ def parse_bus(options: Mapping[str, str], granularity_bytes: int | None) -> int 
         return None
     if "buffer" in options:
         raise BoardError("--buffer: it is the model's", "leave it out with --bus gateware")
-    shown = gateware_bus.GRANULARITY_BYTES
+    shown = gateware.GRANULARITY_BYTES
     if granularity_bytes not in (None, shown):
         raise BoardError(f"--granularity {granularity_bytes}: a DDR3 bus shows {shown} bytes")
-    most = 1 if bus == SOC_BUS else gateware_bus.CHANNELS_MAX
-    return sizes.parse_count(options.get("channels", "1"), "--channels", most)
+    most = 1 if bus == SOC_BUS else gateware.CHANNELS_MAX
+    return layout.parse_count(options.get("channels", "1"), "--channels", most)
 
 
 def check_accesses(options: Mapping[str, str]) -> None:
@@ -324,6 +327,6 @@ def parse_buffer(text: str) -> dict[str, int]:
         raise BoardError(f"--buffer {text}: no rate", "write it as 1024:1000000")
     maximum = 2**32 - 1
     return {
-        "buffer": sizes.parse_count(records, "--buffer", maximum),
-        "drain": sizes.parse_count(rate, "--buffer", maximum),
+        "buffer": layout.parse_count(records, "--buffer", maximum),
+        "drain": layout.parse_count(rate, "--buffer", maximum),
     }

@@ -21,7 +21,7 @@ from pathlib import Path
 from ptat_gateware.sim import geometry
 from ptat_host.calibration import dram
 from ptat_host.cli import main as ptat
-from ptat_testbed import snooped
+from ptat_testbed.bus import snooped
 
 WORKLOAD = ("gups", "--bytes", "1M", "--updates", "1280")
 
@@ -67,7 +67,7 @@ def run(channels: int, directory: Path) -> dict[str, object]:
 
 def main() -> int:
     """Command line; the last line is a JSON object."""
-    parser = argparse.ArgumentParser(prog="ptat_testbed.calibrated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="ptat_testbed.suites.calibrated", description=__doc__)
     parser.add_argument(
         "--channels", type=int, choices=(1, 2), help="memory channels (default: first 1, then 2)"
     )

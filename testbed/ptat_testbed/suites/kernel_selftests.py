@@ -31,9 +31,10 @@ from pathlib import Path
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_host.boards.live_machine import CHECK_FILE, CONTROL, TRACING, numbers
 from ptat_host.boards.program_cache import cache_root, new_directory
-from ptat_testbed import build, run, sizes
-from ptat_testbed.kernel_exercise import CONFIG
-from ptat_testbed.progress import progress
+from ptat_testbed.boards import guest_run
+from ptat_testbed.guest import build, layout
+from ptat_testbed.guest.steps import progress
+from ptat_testbed.suites.kernel_exercise import CONFIG
 
 TARBALL = Path(f"/usr/src/linux-source-{build.VERSION}.tar.xz")
 TESTS = "tools/testing/selftests/mm"
@@ -304,10 +305,10 @@ def _outside(categories: list[str], stress_s: int) -> int:
         session = Path(temporary) / "session"
         session.mkdir()
         output = Path(temporary) / "stdout"
-        recording = run.Recording(
+        recording = guest_run.Recording(
             RecordRequest(
                 argv=[
-                    *(sys.executable, "-m", "ptat_testbed.kernel_selftests"),
+                    *(sys.executable, "-m", "ptat_testbed.suites.kernel_selftests"),
                     *("--inside", str(tests), "--stress", str(stress_s), *categories),
                 ],
                 session_dir=session,
@@ -322,7 +323,7 @@ def _outside(categories: list[str], stress_s: int) -> int:
             kernel,
         )
         settings = recording.settings
-        base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+        base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
         with _stdout_to(output):
             result = recording.record(recording.machine_config(base))
         if not result.complete or result.exit_status:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed import initramfs, qemu
-from ptat_testbed.build import INIT_FLAGS
+from ptat_testbed.guest import initramfs, qemu
+from ptat_testbed.guest.build import INIT_FLAGS
 
 MACHINE = ("-M", "q35,max-ram-below-4g=2G", "-nodefaults", "-display", "none", "-no-reboot")
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed import build, plain
-from ptat_testbed.progress import progress
+from ptat_testbed.guest import build, plain
+from ptat_testbed.guest.steps import progress
 
 TESTS = build.KERNEL_SCRIPT.parent / "tests"
 CONFIG = build.KERNEL_CONFIGS / "exercise.config"

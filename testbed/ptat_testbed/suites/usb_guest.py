@@ -33,7 +33,8 @@ from ptat_host.boards import recorder_programs, stream
 from ptat_host.boards.base import RecordRequest
 from ptat_host.cli import main as main_of_ptat
 from ptat_parser import wire
-from ptat_testbed import build, run, sizes
+from ptat_testbed.boards import guest_run
+from ptat_testbed.guest import build, layout
 
 SERIAL = "LOOP1"
 COMMAND = ("gups", "--bytes", "1M", "--updates", "1280")
@@ -393,7 +394,7 @@ def inside(program: Path, directory: Path, only: str | None, kills: int) -> int:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="ptat_testbed.usb_guest", description=__doc__)
+    parser = argparse.ArgumentParser(prog="ptat_testbed.suites.usb_guest", description=__doc__)
     parser.add_argument("--inside", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only", metavar="REGEX", help="cases whose names match (default: all)")
     parser.add_argument(
@@ -415,8 +416,8 @@ def main() -> int:
         program = build.pretend_board()
         recorder_programs.directory()  # the ptat in the guest finds it made
         only = ["--only", arguments.only] if arguments.only else []
-        me = [sys.executable, "-m", "ptat_testbed.usb_guest"]
-        recording = run.Recording(
+        me = [sys.executable, "-m", "ptat_testbed.suites.usb_guest"]
+        recording = guest_run.Recording(
             RecordRequest(
                 argv=[
                     *(*me, "--inside", str(program), str(directory), *only),
@@ -433,7 +434,7 @@ def main() -> int:
             build.board_kernel(),
         )
         settings = recording.settings
-        base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+        base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
         result = recording.record(recording.machine_config(base))
         if not result.complete:
             print(f"usb-guest: the guest: {result.reason}", file=sys.stderr)

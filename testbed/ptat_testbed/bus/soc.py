@@ -24,7 +24,7 @@ from ptat_host.calibration import dram
 from ptat_host.calibration.address_functions import Program
 from ptat_host.protocol import Window
 from ptat_parser import wire
-from ptat_testbed.gateware_bus import (
+from ptat_testbed.bus.gateware import (
     GAP_TICKS,
     GRANULARITY_BYTES,
     TICK_HZ,
@@ -32,7 +32,7 @@ from ptat_testbed.gateware_bus import (
     Bools,
     Replay,
 )
-from ptat_testbed.snooped import MAPPING
+from ptat_testbed.bus.snooped import MAPPING
 
 PATIENCE_S = 10.0
 """For an answer: the device is some hundred times slower than a real one."""

@@ -14,7 +14,7 @@ from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.boards.live_machine import BUFFER_MAX_KIB, events_of, numbers
 from ptat_host.sizes import parse_size
-from ptat_testbed import build, console, guest, qemu, sizes
+from ptat_testbed.guest import build, kernel_messages, layout, qemu, session
 
 OPTIONS = {
     "memory": Option("memory of the guest", "2G"),
@@ -24,7 +24,7 @@ OPTIONS = {
 CPUS_MAX = 64
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
-PMEM_UNIT_BYTES = 128 * sizes.MIB
+PMEM_UNIT_BYTES = 128 * layout.MIB
 """The kernel's sections of memory, which it describes as a whole."""
 
 # The kernel's addresses are those of System.map (nokaslr); the console shows warnings and worse;
@@ -53,7 +53,7 @@ class Settings:
     @property
     def buffer_kib(self) -> int:
         """Ring buffer of each CPU: seconds of faults, but no great part of the memory."""
-        return min(BUFFER_MAX_KIB, self.memory_bytes // 16 // self.cpus // sizes.KIB)
+        return min(BUFFER_MAX_KIB, self.memory_bytes // 16 // self.cpus // layout.KIB)
 
     @classmethod
     def of(cls, request: RecordRequest) -> Settings:
@@ -63,23 +63,23 @@ class Settings:
         """
         options = request.options
         memory_bytes = parse_size(options.get("memory", "2G"), "--memory")
-        if memory_bytes < sizes.MEMORY_MIN_BYTES:
+        if memory_bytes < layout.MEMORY_MIN_BYTES:
             raise BoardError(
                 f"--memory {options['memory']}: too little for the guest",
-                f"the smallest is {sizes.show_size(sizes.MEMORY_MIN_BYTES)}",
+                f"the smallest is {layout.show_size(layout.MEMORY_MIN_BYTES)}",
             )
-        if memory_bytes % sizes.MIB:
+        if memory_bytes % layout.MIB:
             raise BoardError(f"--memory {options['memory']}: not a whole number of MiB")
-        cpus = sizes.parse_count(options.get("cpus", "1"), "--cpus", CPUS_MAX)
+        cpus = layout.parse_count(options.get("cpus", "1"), "--cpus", CPUS_MAX)
         parameters = list(KERNEL_PARAMETERS)
         if hugepages := options.get("hugepages"):
-            parameters += sizes.parse_hugepages(hugepages, memory_bytes)
-        region_bytes = request.region_bytes or sizes.default_region(memory_bytes)
+            parameters += layout.parse_hugepages(hugepages, memory_bytes)
+        region_bytes = request.region_bytes or layout.default_region(memory_bytes)
         if pmem := options.get("pmem"):
             pmem_bytes = parse_size(pmem, "--pmem")
             if pmem_bytes % PMEM_UNIT_BYTES:
                 raise BoardError(f"--pmem {pmem}: not a multiple of 128 MiB")
-            memory_bytes, parameter = sizes.with_pmem(memory_bytes, pmem_bytes)
+            memory_bytes, parameter = layout.with_pmem(memory_bytes, pmem_bytes)
             parameters.append(parameter)
         return cls(memory_bytes, cpus, region_bytes, parameters)
 
@@ -127,7 +127,7 @@ class Recording:
         path = f"{build.workloads()}:{request.env.get('PATH', DEFAULT_PATH)}"
         env = {**request.env, "PATH": path}
         if request.heap_bytes is not None:
-            env = recorder_programs.heap_environment(env, request.heap_bytes, guest.HEAP_SOCKET)
+            env = recorder_programs.heap_environment(env, request.heap_bytes, session.HEAP_SOCKET)
         self.request = replace(request, env=env)
         self._initramfs = build.guest_initramfs()
         self._log = request.session_dir / "kernel"
@@ -153,8 +153,11 @@ class Recording:
             initramfs=self._initramfs,
             append=[*self.settings.kernel_parameters, region],
             console=self._console,
-            ports=guest.PORTS,
-            shares=((guest.SHARE_ROOT, Path("/"), False), (guest.SHARE_KERNEL, self._log, True)),
+            ports=session.PORTS,
+            shares=(
+                (session.SHARE_ROOT, Path("/"), False),
+                (session.SHARE_KERNEL, self._log, True),
+            ),
             plugin=plugin,
             extra=extra,
             pass_fds=pass_fds,
@@ -183,7 +186,7 @@ class Recording:
             outcome.failure = errors[0]
         elif outcome.failure and not outcome.interrupted:
             outcome.failure = self._in_words(outcome.failure)
-        if want := console.want_of_memory(console.read(self._console)):
+        if want := kernel_messages.want_of_memory(kernel_messages.read(self._console)):
             print(f"ptat: in the guest: {want}: give it more --memory", file=sys.stderr)
         return RecordResult(
             exit_status=outcome.exit_status,
@@ -204,10 +207,10 @@ class Recording:
         on_start: Callable[[qemu.Machine], None],
         on_stop: Callable[[qemu.Machine], None],
         known: dict[str, Any] | None,
-    ) -> tuple[guest.Outcome, list[str]]:
+    ) -> tuple[session.Outcome, list[str]]:
         """What the guest told, and what our plugin complained about."""
 
-        def begin(outcome: guest.Outcome) -> None:
+        def begin(outcome: session.Outcome) -> None:
             if known is not None:
                 kernel = self._kernel_metadata(outcome)
                 region = self._region_metadata(outcome)
@@ -215,7 +218,7 @@ class Recording:
             on_start(machine)
 
         with qemu.Machine(config) as machine:
-            outcome = guest.Guest(
+            outcome = session.Guest(
                 machine,
                 self.request,
                 self.settings.buffer_kib,
@@ -230,20 +233,20 @@ class Recording:
         shutil.rmtree(self._log)
         for file in self.request.session_dir.iterdir():
             if not file.name.startswith("session.json") and (
-                file != self._console or not console.warnings(console.read(file))
+                file != self._console or not kernel_messages.warnings(kernel_messages.read(file))
             ):
                 file.unlink()
 
     def _in_words(self, reason: str) -> str:
         """Why the guest ended: the kernel's last words tell more than that QEMU is gone."""
-        lines = console.read(self._console)
-        if last_words := console.panic(lines):
+        lines = kernel_messages.read(self._console)
+        if last_words := kernel_messages.panic(lines):
             return f"the guest's kernel panicked: {last_words} (see {self._console})"
-        if complaint := console.ours(lines):
+        if complaint := kernel_messages.ours(lines):
             return f"{reason} ({complaint})"
         return reason
 
-    def _region_metadata(self, outcome: guest.Outcome) -> dict[str, Any]:
+    def _region_metadata(self, outcome: session.Outcome) -> dict[str, Any]:
         """`region` of session.json: what the kernel says, not what we asked it for."""
         told = numbers(outcome.texts["region"])
         return {
@@ -255,7 +258,7 @@ class Recording:
             "readback": outcome.texts["readback"].strip() == "on",
         }
 
-    def _kernel_metadata(self, outcome: guest.Outcome) -> dict[str, Any]:
+    def _kernel_metadata(self, outcome: session.Outcome) -> dict[str, Any]:
         """`kernel` of session.json."""
         return {
             "release": outcome.values["release"],
@@ -265,5 +268,5 @@ class Recording:
             "events": events_of(self.request),
             "stat": numbers(outcome.texts.get("stat", "")),
             "check": numbers(outcome.texts.get("check", "")),
-            "warnings": console.warnings(console.read(self._console)),
+            "warnings": kernel_messages.warnings(kernel_messages.read(self._console)),
         }

@@ -35,7 +35,8 @@ import pyarrow.parquet as pq
 
 from ptat_parser.kernel.log import read_kernel_log
 from ptat_parser.kernel.tracepoints import ENTRY_SET
-from ptat_testbed import build, kernel_exercise
+from ptat_testbed.guest import build
+from ptat_testbed.suites import kernel_exercise
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 FRAME_MASK = np.uint64(0x000F_FFFF_FFFF_F000)

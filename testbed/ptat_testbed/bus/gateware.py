@@ -36,7 +36,7 @@ from ptat_host.calibration.address_functions import IDENTITY, Program
 from ptat_host.calibration.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Window
 from ptat_host.calibration.observations import between_flushes
 from ptat_parser.formats import truth
-from ptat_testbed.snooped import SnoopedMemory
+from ptat_testbed.bus.snooped import SnoopedMemory
 
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_host.boards.live_machine import events_of
-from ptat_testbed.progress import progress
-from ptat_testbed.qemu import Machine, QmpError
+from ptat_testbed.guest.qemu import Machine, QmpError
+from ptat_testbed.guest.steps import progress
 
 PORTS = ("control", "stdin", "stdout", "stderr")
 SHARE_ROOT = "root"

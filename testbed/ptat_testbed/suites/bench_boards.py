@@ -30,8 +30,9 @@ from ptat_host.boards.udp import UdpLink
 from ptat_host.boards.usb import UsbLink
 from ptat_host.protocol import Command
 from ptat_parser import wire
-from ptat_testbed import build, run, sizes
-from ptat_testbed.usb_guest import SERIAL, UsbBoard, usb_node, write_source
+from ptat_testbed.boards import guest_run
+from ptat_testbed.guest import build, layout
+from ptat_testbed.suites.usb_guest import SERIAL, UsbBoard, usb_node, write_source
 
 UDP_BLOCKS = 32768
 USB_BLOCKS = 16384
@@ -165,10 +166,10 @@ def usb(board: Path) -> dict[str, float]:
         session = Path(temporary)
         told, source = session / "told", session / "source"
         write_source(source, USB_BLOCKS, seed=1)
-        recording = run.Recording(
+        recording = guest_run.Recording(
             RecordRequest(
                 argv=[
-                    *(sys.executable, "-m", "ptat_testbed.bench_boards"),
+                    *(sys.executable, "-m", "ptat_testbed.suites.bench_boards"),
                     *("--inside", str(board), str(source)),
                 ],
                 session_dir=session,
@@ -180,7 +181,7 @@ def usb(board: Path) -> dict[str, float]:
             build.board_kernel(),
         )
         settings = recording.settings
-        base = sizes.region_in_ram(settings.region_bytes, settings.memory_bytes)
+        base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
         # What the guest's program prints comes out of our standard output.
         before = os.dup(1)
         with told.open("wb") as file:
@@ -198,7 +199,7 @@ def usb(board: Path) -> dict[str, float]:
 
 def main() -> int:
     """Command line; the last line is a JSON object."""
-    parser = argparse.ArgumentParser(prog="ptat_testbed.bench_boards", description=__doc__)
+    parser = argparse.ArgumentParser(prog="ptat_testbed.suites.bench_boards", description=__doc__)
     parser.add_argument("--inside", nargs=2, type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=("udp", "usb"), help="one kind of link (default: both)")
     parser.add_argument(

@@ -26,7 +26,7 @@ from ptat_parser.errors import PtatError
 from ptat_studies import hunt, pagesize, pagesize_plots
 from ptat_studies.fs import place, plots, report, systems
 from ptat_studies.fs.sweep import WALKS, Plan, Runner, Sweep
-from ptat_testbed import build
+from ptat_testbed.guest import build
 
 TRACE = build.SOURCES / "docs" / "examples" / "ls.trace"
 OUTPUT = Path("studies-small")

@@ -15,10 +15,10 @@ from pathlib import Path
 from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError
 from ptat_host.boards.program_cache import cache_root, made, new_directory
-from ptat_testbed import initramfs
-from ptat_testbed.progress import progress
+from ptat_testbed.guest import initramfs
+from ptat_testbed.guest.steps import progress
 
-SOURCES = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).resolve().parents[3]
 KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
 VERSION = "6.12"
 """What build.sh builds if not told otherwise."""

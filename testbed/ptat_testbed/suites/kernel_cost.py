@@ -32,8 +32,8 @@ from pathlib import Path
 from statistics import fmean
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed import build, plain
-from ptat_testbed.progress import progress
+from ptat_testbed.guest import build, plain
+from ptat_testbed.guest.steps import progress
 
 GUEST = build.SOURCES / "testbed" / "guest"
 LAYOUTS_MIB = (1024, 1040, 1088)

@@ -21,8 +21,8 @@ from typing import BinaryIO
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_parser import wire
-from ptat_testbed import run
-from ptat_testbed.qemu import Machine, MachineConfig
+from ptat_testbed.boards import guest_run
+from ptat_testbed.guest.qemu import Machine, MachineConfig
 
 TICK_HZ = 1_000_000
 """QEMU stamps its trace in microseconds."""
@@ -183,11 +183,11 @@ class BarBoard:
     """The patched kernel in QEMU, its walks seen by QEMU's own trace."""
 
     name = "testbed-bar"
-    options: Mapping[str, Option] = run.OPTIONS
+    options: Mapping[str, Option] = guest_run.OPTIONS
 
     def check(self) -> list[Check]:
         """What `record` needs; builds nothing."""
-        return run.check_common()
+        return guest_run.check_common()
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command in the guest; see `Board.record`."""
@@ -196,7 +196,7 @@ class BarBoard:
                 f"--granularity {request.granularity_bytes}: a BAR's bus shows"
                 f" {GRANULARITY_BYTES} bytes"
             )
-        recording = run.Recording(request)
+        recording = guest_run.Recording(request)
         size_mib = 1 << (recording.settings.region_bytes - 1 >> 20).bit_length()
         device = ["-device", f"nvme,serial=ptat,cmb_size_mb={size_mib},legacy-cmb=on"]
         base = probe_bar(recording.machine_config(extra=device))
