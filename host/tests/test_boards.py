@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ptat_host.boards import hardware, live_machine, usb
+from ptat_host.boards import hardware, usb
 from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_host.boards.live import clock
+from ptat_host.boards.live import machine as live_machine
 from ptat_host.boards.usb import UsbBoard
 from ptat_host.cli import main
 from ptat_parser import wire
@@ -125,7 +127,7 @@ def test_this_machine_cannot_be_traced(tmp_path, monkeypatch):
     ],
 )
 def test_frequency_in_the_kernels_messages(messages, expected):
-    assert live_machine.tsc_hz(messages) == expected
+    assert clock.tsc_hz(messages) == expected
 
 
 def test_windows_are_rounded_outwards():

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from ptat_host import boards, protocol
-from ptat_host.boards import live_machine
 from ptat_host.boards.base import BoardError
 from ptat_host.boards.hardware import BoardSet, HardwareBoard
+from ptat_host.boards.live import lock as live_lock
+from ptat_host.boards.live import machine as live_machine
 from ptat_host.calibration import address_functions, dram, known_reads, saved_mapping
 from ptat_host.cli import main
 from ptat_host.protocol import Command, Frame, Status
@@ -136,7 +137,7 @@ class FakeBoard(HardwareBoard):
 def start(monkeypatch, tmp_path) -> Iterator:
     """Puts boards on this many of a machine's channels; the command line finds them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(live_machine, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(live_lock, "LOCK", tmp_path / "lock")
     monkeypatch.setattr(live_machine, "checks", lambda: [])
     monkeypatch.setattr(known_reads, "region", lambda: REGION)
 

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ptat_host.boards import buffer_fill, live_machine
+from ptat_host.boards import buffer_fill
 from ptat_host.boards.client import Client, LinkError
-from ptat_host.boards.live_machine import Run
+from ptat_host.boards.live import machine as live_machine
+from ptat_host.boards.live.child import Run
 from ptat_host.cli import main
 from ptat_host.protocol import Command
 

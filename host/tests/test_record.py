@@ -345,7 +345,7 @@ def test_recording_compiles_nothing():
     """In an emulated guest, or on a slow machine, importing numba alone outlasts a recording."""
     code = (
         "import sys; from ptat_host import boards, cli\n"
-        "from ptat_host.boards import live_machine\n"
+        "from ptat_host.boards.live import machine\n"
         "from ptat_host.recording import session_recording\n"
         "cli._parser(); [boards.load(name) for name in boards.names()]\n"
         "sys.exit('numba' in sys.modules)"

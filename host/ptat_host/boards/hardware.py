@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptat_host import protocol
-from ptat_host.boards import buffer_fill, live_machine, stream
+from ptat_host.boards import buffer_fill, stream
 from ptat_host.boards.base import (
     BoardError,
     Check,
@@ -26,6 +26,9 @@ from ptat_host.boards.base import (
 )
 from ptat_host.boards.buffer_fill import Fill
 from ptat_host.boards.client import TRIES_RECORDING, Capture, Client, Link, LinkError
+from ptat_host.boards.live import machine as live_machine
+from ptat_host.boards.live.child import Run
+from ptat_host.boards.live.lock import lock
 from ptat_host.calibration import dram
 from ptat_host.protocol import Command, Identity, Window
 from ptat_host.sizes import format_size
@@ -331,7 +334,7 @@ class BoardSet:
         times = request.reads or READS
         everything = (0, 1 << dram.ADDRESS_BITS_MAX, Window.READ)
         with contextlib.ExitStack() as held:
-            live_machine.lock(held)
+            lock(held)
             loads = held.enter_context(known_reads.RegionLoads(base))
             directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
             taps = held.enter_context(self._taps())
@@ -454,7 +457,7 @@ def _capture(
             if not any(tap.capture and tap.capture.received_bytes for tap in taps):
                 raise
             # It began, and broke before it could say so.
-            run = live_machine.Run(failure=error.message)
+            run = Run(failure=error.message)
     problems, losses, total = [run.failure], [], Counter[str]()
     for tap, channel in zip(taps, channels, strict=True):
         tap.tidy(request.session_dir)

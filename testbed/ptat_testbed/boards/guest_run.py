@@ -12,7 +12,8 @@ from typing import Any
 
 from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
-from ptat_host.boards.live_machine import BUFFER_MAX_KIB, events_of, numbers
+from ptat_host.boards.live.machine import numbers
+from ptat_host.boards.live.tracing import BUFFER_MAX_KIB, events_of
 from ptat_host.sizes import parse_size
 from ptat_testbed.guest import build, kernel_messages, layout, qemu, session
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_host.boards.live_machine import events_of
+from ptat_host.boards.live.tracing import events_of
 from ptat_testbed.guest.qemu import Machine, QmpError
 from ptat_testbed.guest.steps import progress
 
