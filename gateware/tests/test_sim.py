@@ -14,7 +14,9 @@ from ptat_gateware.sim.build import SimulatorError, simulator
 from ptat_gateware.sim.words import CHANNEL_SHIFT
 from ptat_host.calibration.dram import Window
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter, BusReader, Lost
+from ptat_parser.capture.chunks import Lost
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput
 from ptat_testbed.bus.snooped import SnoopedMemory
 from ptat_testbed.suites import sim_snoop

@@ -13,7 +13,7 @@ from typing import IO
 from ptat_host.boards.base import BoardError
 from ptat_host.boards.program_cache import made
 
-SOURCE = Path(__file__).resolve().parents[1] / "recorder"
+SOURCE = Path(__file__).resolve().parents[2] / "recorder"
 
 
 def directory() -> Path:

@@ -30,7 +30,7 @@ from ptat_parser.kernel.log import read_kernel_log, traced_spaces
 MODEL = "from the model: kernel tables are not in the region"
 SAMPLES = "samples that perf took, weighted by their periods"
 CAUSES = ("loads", "stores", "fetches")
-"""In the order of `ptat_parser.truth.Cause`."""
+"""In the order of `ptat_parser.formats.truth.Cause`."""
 USER_ADDRESS = "(user address)"
 """Stands for a function's accesses to a program's memory, in folded stacks."""
 
