@@ -7,7 +7,7 @@ PYTHON := .venv/bin/python
 .PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect kernel-series kernel-deb test-kernels \
 	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
-	calibrate bench-boards study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
+	calibrate bench-boards first-report study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
 	@echo 'make demo             record gups and python3 in the testbed, report, validate'
@@ -41,6 +41,7 @@ help:
 	@echo 'make bench            cost of the plugin, speed of simulations'
 	@echo 'make bench-boards     what of a link reaches the disk, against a plain receiver in C'
 	@echo 'make bench-parser     speed of the parser with a billion records, or RECORDS=N'
+	@echo 'make first-report     CPU time of the first report, with nothing compiled'
 	@echo 'make fresh            make demo in bare Debian 12 and 13 (root)'
 
 setup: packages .venv/ready kernel plugin
@@ -94,6 +95,7 @@ lint: packages .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports
 	shellcheck setup/*.sh kernel-patch/*.sh testbed/*.sh testbed/plugin/*.sh docs/notebooks/*.sh .ci/run .ci/kernel
 	.venv/bin/clang-format --dry-run -Werror $$(git ls-files '*.c' '*.cpp' '*.h' ':!kernel-patch/src')
 	$(PYTHON) kernel-patch/series.py check 6.12
@@ -109,6 +111,7 @@ test-suite: docs man
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(MAKE) first-report
 	$(MAKE) test-exact
 	$(MAKE) test-studies
 
@@ -187,7 +190,7 @@ check-hugepages: setup
 	@$(PYTHON) -m ptat_testbed.check_hugepages
 
 bench: setup .venv/gateware-ready
-	$(PYTHON) parser/bench_pages.py
+	$(PYTHON) studies/bench_pages.py
 	$(PYTHON) -m ptat_testbed.bench
 	$(PYTHON) gateware/bench_pcie.py
 	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
@@ -218,6 +221,10 @@ studies-small: setup packages-studies
 # Of a billion, if memory and disk have room, or so many.
 bench-parser: .venv/ready
 	$(PYTHON) parser/bench.py $(if $(RECORDS),--records $(RECORDS))
+
+# With an empty cache of compiled code: what a new user waits for.
+first-report: .venv/ready
+	@$(PYTHON) parser/first_report.py
 
 faults: .venv/ready
 	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))

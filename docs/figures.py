@@ -10,8 +10,9 @@ usage: figures.py OUT
 import sys
 from pathlib import Path
 
-from ptat_host import pagesize, progress
-from ptat_host.fs import plots, sweep
+from ptat_host import progress
+from ptat_studies import pagesize, pagesize_plots
+from ptat_studies.fs import plots, sweep
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -21,7 +22,7 @@ def make(out: Path) -> None:
     with progress.bar() as show:
         traces = pagesize.open_traces([f"ls={EXAMPLES / 'ls.trace'}"], None, show)
         found = pagesize.study(traces, pagesize.Settings(), [], show)
-    pagesize.write_plots(found, out / "pagesize")
+    pagesize_plots.write(found, out / "pagesize")
     for directory in sorted((EXAMPLES / "sweeps").iterdir()):
         plots.write(list(sweep.read_cells(directory)), out / directory.name)
 

@@ -13,28 +13,25 @@ cache. Each figure is records per second, taken in a process of its own:
   most that memory and kernel allow
 * bound: the least that counting by page takes: read each word, look its table up, add 1 to one of
   its counters; no check, no time, no order
-* bound_counts: the parser's inner loop with what an exact answer cannot do without: counts, and
-  the times of the first and last read of each page; no check, no table event, no clock
-* bound_parquet: the same, and each read's time and page, written as Parquet
 * archive: what ``ptat record`` leaves of the capture (``.ptb``); 25 million are 200 MB of capture
 * outline: what ``ptat record`` writes beside the capture at its end; without_outline: counts_only
   where that was not done, so that the capture is read twice
-* counts_only: ``ptat parse --counts-only``; to_parquet: ``ptat parse``
-* bound_workers: two of these at once, in processes that share nothing but the machine;
-  bound_parquet_2: two of bound_parquet at once, which says how much of a second core there is
+* counts_archive: ``ptat parse --counts-only`` of the archive, which ``ptat record`` leaves;
+  counts_only: the same of the raw capture; to_parquet: ``ptat parse`` of that
+* bound_workers: two of these at once, in processes that share nothing but the machine
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
   a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
 
 All are one core's, by the CPU time that they take, which on a machine with nothing else to do is
-the time that passes; but bound_workers, bound_parquet_2 and workers_2, ``ptat parse --workers 2``,
-are by the latter. `elapsed_s` has that of all. The counts of all must be the same. What ratios are
+the time that passes; but bound_workers and workers_2, ``ptat parse --workers 2``, are by the
+latter. `elapsed_s` has that of all. The counts of all must be the same. What ratios are
 made of is measured in rounds, one after the other in each, as a machine is faster at one time than
 at another: each figure is the median of the rounds', and so are the ratios, of which `rounds` has
 all. `start_s` is how long a Python takes from its start to the results of a capture of 100,000
 records, when what numba compiles is in its cache. `peak_mib` is the most memory of one process, of
 workers_2 that of all together, what they share counted once. `ratios` are those that have aims:
 counts of a plain sum, two workers of one; and, for comparison, two workers of two that share
-nothing, and two bounds of one. `bytes_per_record`: what is written of each read, misses and others.
+nothing. `bytes_per_record`: what is written of each read, misses and others.
 """
 
 from __future__ import annotations
@@ -52,21 +49,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import archive, blocks, kernel_log, outline, parse, quick, storage, wire
-from ptat_parser.blocks import BusReader
-from ptat_parser.jit import Integer, jit
-from ptat_parser.parquet import Column, Writer
-from ptat_parser.rpt import NO_PARENT, NO_SLOT, WRITTEN
-from ptat_parser.session import Session
+from ptat_parser import parse, wire
+from ptat_parser.capture import block_index, decode
+from ptat_parser.capture import reader as capture_reader
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.compiled.jit import Integer, jit
+from ptat_parser.formats import archive
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.kernel import tracepoints
 
 U64 = npt.NDArray[np.uint64]
 U32 = npt.NDArray[np.uint32]
@@ -96,7 +96,7 @@ STREAM_TIMES = 4
 READ_BLOCKS = 64
 """The bounds read so many at a time."""
 
-BY_ELAPSED = ("bound_workers", "bound_parquet_2", "workers_2")
+BY_ELAPSED = ("bound_workers", "workers_2")
 """What more than one core does."""
 
 
@@ -107,7 +107,7 @@ def streaming(path: Path) -> int:
 
 def streaming_aligned(path: Path) -> int:
     """The same, as quickly as this machine can."""
-    return _stream(path, blocks.room_for(STREAM_BYTES // wire.BLOCK_BYTES).ravel())
+    return _stream(path, capture_reader.room_for(STREAM_BYTES // wire.BLOCK_BYTES).ravel())
 
 
 def _stream(path: Path, buffer: U64) -> int:
@@ -125,8 +125,8 @@ def _stream(path: Path, buffer: U64) -> int:
 def _count(words: U64, base: Integer, first_slots: npt.NDArray[np.uint32], counts: U32) -> None:
     last = np.uint64(first_slots.size * 512 - 1)
     for block in words:
-        for word in block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK]:
-            place = min((word & blocks.ACCESS_ADDRESS_MASK) - base, last)
+        for word in block[decode.WORD_FIRST_RECORD : decode.WORD_CHECK]:
+            place = min((word & decode.ACCESS_ADDRESS_MASK) - base, last)
             slot = np.uint64(first_slots[place >> np.uint64(9)]) + (place & np.uint64(511))
             counts[slot] += np.uint32(1)
 
@@ -136,115 +136,15 @@ def bound(path: Path) -> int:
     region = Session(path).region
     first_slots = np.arange(0, region.size_bytes // 8, 512, dtype=np.uint32)
     counts = np.zeros(region.size_bytes // 8, np.uint32)
-    buffer = blocks.room_for(READ_BLOCKS)
+    buffer = capture_reader.room_for(READ_BLOCKS)
     with (path / "bus.0.raw").open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             _count(buffer[: size // 8192], np.uint64(region.base // 8), first_slots, counts)
     return int(counts.sum())
 
 
-@jit
-def _count_exactly(
-    words: U64,
-    base: Integer,
-    quick_slot: U32,
-    tally: U64,
-    epoch: Integer,
-    state: U8,
-    range_of_frame: npt.NDArray[np.int32],
-    row_of: U32,
-    pages: I64,
-    rows: Integer,
-    nothing: U8,
-    parents: I64,
-    watched: npt.NDArray[np.int32],
-    keep: bool,
-    times: U64,
-    numbers: U32,
-) -> tuple[Integer, Integer]:
-    size, in_line = np.uint64(quick_slot.size * 512 - 512), np.uint64(511)
-    slots = np.zeros(wire.BLOCK_RECORDS_MAX + quick.AHEAD, np.uint32)
-    no_time, no_pages = np.empty(0, np.uint64), np.empty(0, np.uint32)
-    found: Integer = 0
-    for block in words:
-        records, now = block[blocks.WORD_FIRST_RECORD : blocks.WORD_CHECK], block[blocks.WORD_TIME]
-        quick.find_slots(records, 0, records.size, base, size, in_line, quick_slot, slots)
-        i: Integer = 0
-        while i < records.size:
-            if not quick.may_count(slots[i]):  # a write
-                now += blocks.delta_of(records[i])
-                i += 1
-                continue
-            began, before = i, now
-            i, now, rows = quick.count_reads(
-                records, no_time, slots, began, records.size, now, 1, tally, epoch, no_pages,
-                False, parents, state, nothing, nothing, range_of_frame, watched, row_of, pages,
-                rows,
-            )  # fmt: skip
-            if keep:
-                quick.put_reads(
-                    records, no_time, slots, began, i, before, 1, no_pages, range_of_frame,
-                    times, numbers, found,
-                )  # fmt: skip
-            found += i - began
-    return found, rows
-
-
-def _bound_exactly(path: Path, keep: bool) -> int:
-    region = Session(path).region
-    slots = region.size_bytes // 8
-    quick_slot = np.arange(512, slots + 1024, 512, dtype=np.uint32)
-    quick_slot[-1] = NO_SLOT
-    tally, state = np.zeros(slots + 512, np.uint64), np.full(slots + 512, WRITTEN, np.uint8)
-    range_of_frame = np.arange(-1, slots // 512, dtype=np.int32)
-    nothing = np.zeros(0, np.uint8)
-    parents, watched = np.full(slots // 512 + 1, NO_PARENT), np.zeros(0, np.int32)
-    row_of = np.zeros(slots, np.uint32)
-    pages = np.zeros((slots + 1, quick.PAGE_COLUMNS), np.int64)
-    words = blocks.room_for(READ_BLOCKS)
-    room = READ_BLOCKS * wire.BLOCK_RECORDS_MAX
-    times, numbers = np.empty(room, np.uint64), np.empty(room, np.uint32)
-    reads = rows = 0
-    with (path / "bus.0.raw").open("rb", buffering=0) as file, _output() as output:
-        epoch = np.uint64(0)
-        columns = [Column("time", np.int64), Column("page", np.uint32)]
-        with Writer(output, columns) as writer:
-            while size := file.readinto(words):
-                held = words[: size // wire.BLOCK_BYTES]
-                epoch = epoch or held[0, wire.WORD_TIME]
-                found, rows = _count_exactly(
-                    held, np.uint64(region.base // 8), quick_slot, tally, epoch, state,
-                    range_of_frame, row_of, pages, rows, nothing, parents, watched, keep, times,
-                    numbers,
-                )  # fmt: skip
-                reads += found
-                if keep:
-                    writer.write(times[:found], numbers[:found])
-    return reads
-
-
-@contextlib.contextmanager
-def _output() -> Iterator[IO[bytes]]:
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        # As a parse writes long traces: who fills the page cache waits for memory.
-        storage.open_passing(Path(directory) / "output") as output,
-    ):
-        yield output
-
-
-def bound_counts(path: Path) -> int:
-    """Count reads and note first and last times; return their number."""
-    return _bound_exactly(path, keep=False)
-
-
-def bound_parquet(path: Path) -> int:
-    """The same, and write times and pages."""
-    return _bound_exactly(path, keep=True)
-
-
 def _accesses(path: Path) -> int:
-    chunks = outline.Outline(outline.path_of(path / "bus.0.raw")).chunks
+    chunks = block_index.Outline(block_index.path_of(path / "bus.0.raw")).chunks
     return int(chunks["accesses"].sum(dtype=np.int64))
 
 
@@ -260,13 +160,13 @@ def archived(path: Path) -> int:
 
 def outlined(path: Path) -> int:
     """Write the capture's outline; return the number of accesses."""
-    outline.write(path / "bus.0.raw")
+    block_index.write(path / "bus.0.raw")
     return _accesses(path)
 
 
 def without_outline(path: Path) -> int:
     """Like `counts_only`, of a capture without one."""
-    there = outline.path_of(path / "bus.0.raw")
+    there = block_index.path_of(path / "bus.0.raw")
     hidden = there.with_suffix(".hidden")
     there.rename(hidden)
     try:
@@ -278,6 +178,26 @@ def without_outline(path: Path) -> int:
 def counts_only(path: Path) -> int:
     """Parse without single misses; return the number of accesses."""
     return int(parse(path, counts_only=True).summary["totals"]["accesses"])
+
+
+def _of_archive(path: Path) -> Path:
+    """The session with its capture archived, beside it; `main` removes it."""
+    copy = path.with_name(f"{path.name}-archive")
+    if not copy.exists():
+        _link_all(path, copy)
+        archive.pack(path / "bus.0.raw", copy / "bus.0.ptb")
+        (copy / "bus.0.raw").unlink()
+        content = json.loads((copy / "session.json").read_text())
+        content["board"]["channels"][0]["file"] = "bus.0.ptb"
+        content.pop("crc32", None)
+        (copy / "session.json").unlink()
+        (copy / "session.json").write_text(json.dumps(content))
+    return copy
+
+
+def counts_archive(path: Path) -> int:
+    """Like `counts_only`, of the archived capture."""
+    return counts_only(_of_archive(path))
 
 
 def workers_2(path: Path) -> int:
@@ -310,11 +230,6 @@ def bound_workers(path: Path) -> int:
         shutil.rmtree(copy)
 
 
-def bound_parquet_2(path: Path) -> int:
-    """Two of `bound_parquet` at once; return the number of reads of both."""
-    return sum(_two_processes().map(bound_parquet, [path, path], chunksize=1))
-
-
 # The joins ----------------------------------------------------------------------------------------
 
 
@@ -345,7 +260,7 @@ def reads_and_tables(path: Path) -> tuple[dict[str, U64], dict[str, U64]]:
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     position = np.concatenate(markers)
     links = log[: position.size]  # markers are in the order of the events
-    is_link = links["kind"] == kernel_log.TABLE_LINK
+    is_link = links["kind"] == tracepoints.TABLE_LINK
     links, position = links[is_link], position[is_link]
     tables = {
         "time": position,
@@ -440,15 +355,13 @@ def measure(what: str, path: Path) -> dict[str, Any]:
             "streaming": streaming,
             "streaming_aligned": streaming_aligned,
             "bound": bound,
-            "bound_counts": bound_counts,
-            "bound_parquet": bound_parquet,
             "archive": archived,
             "outline": outlined,
             "without_outline": without_outline,
+            "counts_archive": counts_archive,
             "counts_only": counts_only,
             "to_parquet": to_parquet,
             "bound_workers": bound_workers,
-            "bound_parquet_2": bound_parquet_2,
             "workers_2": workers_2,
         }
         if what not in ("streaming", "streaming_aligned"):
@@ -513,13 +426,12 @@ def _kib(path: Path, name: str) -> int:
 
 JOINS = ("duckdb", "polars", "numpy")
 
-ONCE = ("streaming_aligned", "bound", "archive", "outline", "without_outline", "bound_counts")
+ONCE = ("streaming_aligned", "bound", "archive", "outline", "without_outline")
 
 IN_ROUNDS = (
     "streaming",
+    "counts_archive",
     "counts_only",
-    "bound_parquet",
-    "bound_parquet_2",
     "bound_workers",
     "to_parquet",
     "workers_2",
@@ -530,7 +442,6 @@ RATIOS = {
     "counts_of_streaming": ("counts_only", "streaming"),
     "workers_of_one": ("workers_2", "to_parquet"),
     "workers_of_bound": ("workers_2", "bound_workers"),
-    "bounds_of_one": ("bound_parquet_2", "bound_parquet"),
 }
 
 
@@ -611,7 +522,9 @@ def run(path: Path, small: Path, joins: Sequence[str], rounds: int) -> dict[str,
         "archive_bytes_per_record": round(
             found["archive"]["bytes"] / summary["totals"]["accesses"], 2
         ),
-        "peak_mib": max(found[what]["peak_mib"] for what in ("counts_only", "to_parquet")),
+        "peak_mib": max(
+            found[what]["peak_mib"] for what in ("counts_archive", "counts_only", "to_parquet")
+        ),
         "records": summary["totals"]["accesses"],
         "misses": summary["totals"]["misses"],
         "elapsed_s": {what: found[what]["elapsed_s"] for what in found},
@@ -662,9 +575,12 @@ def main() -> None:
             ).write(path)
         small = Model(100_000, seed=arguments.seed).write(Path(directory) / "small")
         for session in (path, small):
-            outline.write(session / "bus.0.raw")
+            block_index.write(session / "bus.0.raw")
         read_anew(path / "bus.0.raw")
-        print(json.dumps(run(path, small, () if recorded else JOINS, arguments.rounds)))
+        try:
+            print(json.dumps(run(path, small, () if recorded else JOINS, arguments.rounds)))
+        finally:
+            shutil.rmtree(path.with_name(f"{path.name}-archive"), ignore_errors=True)
 
 
 if __name__ == "__main__":

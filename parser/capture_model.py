@@ -19,8 +19,9 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 import synthetic
 
-from ptat_parser import kernel_log, wire
-from ptat_parser.blocks import seal
+from ptat_parser import wire
+from ptat_parser.capture.writer import seal
+from ptat_parser.kernel import tracepoints
 
 U64 = npt.NDArray[np.uint64]
 
@@ -140,7 +141,7 @@ class Model:
                 mm, base = self.ranges[self.rng.integers(len(self.ranges))]
                 self._touch_again(mm, base)
                 self._events(encoder)
-            machine.event("ptat_marker", cookie=kernel_log.COOKIE_STOP)
+            machine.event("ptat_marker", cookie=tracepoints.COOKIE_STOP)
             self._events(encoder)
             encoder.mark(machine.now + 10, wire.Mark.STOP)
             encoder.flush()

@@ -36,11 +36,13 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 import synthetic
 
-from ptat_parser import outline, parse, wire
-from ptat_parser.blocks import BusReader, seal
-from ptat_parser.clock import Clock
+from ptat_parser import parse, wire
+from ptat_parser.capture import block_index
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import seal
 from ptat_parser.errors import PtatError
-from ptat_parser.session import seal as seal_session
+from ptat_parser.formats.session import seal as seal_session
+from ptat_parser.order.clock import Clock
 
 MACHINES: tuple[dict[str, Any], ...] = (
     {"granularity": 8},
@@ -78,7 +80,7 @@ def synthetic_base(path: Path, seed: int, options: dict[str, Any]) -> Base:
     """A session of the synthetic machine; its misses are what the machine knows."""
     machine = synthetic.Machine(seed, **options).run(STEPS)
     machine.write(path, sealed=True)
-    outline.write(path / "bus.0.raw")  # as `ptat record` does
+    block_index.write(path / "bus.0.raw")  # as `ptat record` does
     return _of_machine(path, machine, Clock.from_summary(parse(path).summary["clock"]))
 
 
@@ -321,7 +323,7 @@ def of_other_session(name: str) -> OnFiles:
                 cpus=description["kernel"]["cpus"],
             ).run(STEPS)
             made = other.write(Path(directory) / "s", sealed=True)
-            outline.write(made / "bus.0.raw")
+            block_index.write(made / "bus.0.raw")
             if (path / name).is_dir():
                 shutil.rmtree(path / name)
                 shutil.copytree(made / name, path / name)

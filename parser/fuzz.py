@@ -57,13 +57,14 @@ class Target:
         """Write the session."""
         import synthetic
 
-        from ptat_parser import archive, outline
+        from ptat_parser.capture import block_index
+        from ptat_parser.formats import archive
 
         self.session = synthetic.Machine(1, cpus=self.cpus, entries=True, granularity=64).run(60)
         self.path = self.session.write(directory / "session")
         archive.pack(self.path / "bus.0.raw", self.path / "bus.0.ptb")
         if self.file == "bus.0.outline":
-            outline.write(self.path / "bus.0.raw")
+            block_index.write(self.path / "bus.0.raw")
 
     def inputs(self) -> list[bytes]:
         """What to start from; the first two are read before memory is limited."""
@@ -93,7 +94,7 @@ class Trace(Target):
         return [self._start, gzip.compress(self._start)]
 
     def _read(self, path: Path) -> None:
-        from ptat_parser.accesses import ACCESS_MAX_BYTES, open_trace
+        from ptat_studies.accesses import ACCESS_MAX_BYTES, open_trace
 
         for batch in open_trace(str(path / self.file), self._kind).batches:
             assert (batch.size - 1 < ACCESS_MAX_BYTES).all()
@@ -184,7 +185,7 @@ def sealed_blocks(data: bytes) -> bytes:
 
 def sealed_archive(data: bytes) -> bytes:
     """Pieces one after the other with right CRCs, then the footer; odd lengths stay as they are."""
-    from ptat_parser import archive
+    from ptat_parser.formats import archive
 
     if len(data) & 1:
         return data
@@ -209,28 +210,28 @@ def sealed_archive(data: bytes) -> bytes:
 
 def sealed_outline(data: bytes) -> bytes:
     """With right CRCs of the footer and of the data; odd lengths stay as they are."""
-    from ptat_parser import outline
+    from ptat_parser.capture import block_index
 
-    if len(data) & 1 or len(data) < outline.HEADER.itemsize + outline.END.itemsize:
+    if len(data) & 1 or len(data) < block_index.HEADER.itemsize + block_index.END.itemsize:
         return data
-    content, end_at = bytearray(data), len(data) - outline.END.itemsize
-    end = np.frombuffer(content, outline.END, 1, end_at).copy()[0]
-    size = outline.GROUP.itemsize
+    content, end_at = bytearray(data), len(data) - block_index.END.itemsize
+    end = np.frombuffer(content, block_index.END, 1, end_at).copy()[0]
+    size = block_index.GROUP.itemsize
     for at in range(end_at - size * min(int(end["groups"]), end_at // size), end_at, size):
-        row = np.frombuffer(content, outline.GROUP, 1, at).copy()[0]
+        row = np.frombuffer(content, block_index.GROUP, 1, at).copy()[0]
         first = int(row["offset"])
         row["data_crc"] = zlib.crc32(content[first : first + int(row["data_bytes"])])
         content[at : at + size] = row.tobytes()
-    header = content[: outline.HEADER.itemsize]
+    header = content[: block_index.HEADER.itemsize]
     end["crc"] = zlib.crc32(header + content[int(end["offset"]) : end_at])
     content[end_at:] = end.tobytes()
     return bytes(content)
 
 
 def _read_archive(path: Path) -> None:
-    from ptat_parser import archive
-    from ptat_parser.blocks import BusReader
-    from ptat_parser.storage import Source
+    from ptat_parser.capture.reader import BusReader
+    from ptat_parser.formats import archive
+    from ptat_parser.formats.storage import Source
 
     file = path / "bus.0.ptb"
     if file.stat().st_size > len(archive.MAGIC):
@@ -244,9 +245,9 @@ def _read_archive(path: Path) -> None:
 
 
 def _read_bus(path: Path) -> None:
-    from ptat_parser.blocks import BusReader
-    from ptat_parser.session import Session
-    from ptat_parser.survey import survey
+    from ptat_parser.capture.reader import BusReader
+    from ptat_parser.formats.session import Session
+    from ptat_parser.order.first_pass import survey
 
     survey(BusReader(path / "bus.0.raw", salvage=True), Session(path).region)
     for _ in BusReader(path / "bus.0.raw"):
@@ -254,38 +255,38 @@ def _read_bus(path: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    from ptat_parser.check import check
+    from ptat_parser.checks.session import check
 
     check(path)
 
 
 def _read_log(path: Path) -> None:
-    from ptat_parser.kernel_log import read_kernel_log
+    from ptat_parser.kernel.log import read_kernel_log
 
     timed = read_kernel_log(path / "kernel").timed
     assert sum(events.size for events in timed.batches()) == timed.faults + timed.entries
 
 
 def _parse(path: Path) -> None:
-    from ptat_parser.results import parse
+    from ptat_parser.results.pipeline import parse
 
     parse(path, salvage=True)
 
 
 def _parse_with_outline(path: Path) -> None:
-    from ptat_parser.results import parse
+    from ptat_parser.results.pipeline import parse
 
     parse(path)
 
 
 def _read_truth(path: Path) -> None:
-    from ptat_parser import truth
+    from ptat_parser.formats import truth
 
     truth.read(path / "truth.0.bin")
 
 
 def _session(path: Path) -> None:
-    from ptat_parser.session import Session
+    from ptat_parser.formats.session import Session
 
     Session(path).check_files()
 
@@ -317,11 +318,12 @@ TARGETS = {
 
 
 def functions(scope: ModuleType | type) -> Iterator[FunctionType]:
-    """Functions of a module and its classes, but those that numba compiles."""
+    """Functions of a module and its classes, except those that numba compiles."""
     name = getattr(scope, "__module__", scope.__name__)
     for value in list(vars(scope).values()):
         if isinstance(value, FunctionType) and value.__module__ == name:
-            yield value
+            if "compiled" not in vars(value):
+                yield value
         elif isinstance(value, type) and value.__module__ == name and value is not scope:
             yield from functions(value)
 
@@ -330,12 +332,13 @@ def fuzz(name: str, until: list[str], crashes: Path) -> None:
     """Fuzz one target, `until` says libFuzzer when; does not return: that ends the process."""
     import atheris
 
-    import ptat_parser.accesses
-    import ptat_parser.check
-    import ptat_parser.results
-    import ptat_parser.truth  # noqa: F401
+    import ptat_parser.checks.session
+    import ptat_parser.formats.truth
+    import ptat_parser.results.pipeline  # noqa: F401
+    import ptat_studies.accesses  # noqa: F401
 
-    for module in [m for key, m in sys.modules.items() if key.startswith("ptat_parser.")]:
+    ours = "ptat_parser.", "ptat_studies."
+    for module in [m for key, m in sys.modules.items() if key.startswith(ours)]:
         for function in functions(module):
             atheris.instrument_func(function)
     target = TARGETS[name]

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_parser.violations import Check, Report
+from ptat_parser.checks.report import Check, Report
 
 
 def render(report: Report) -> RenderableType:

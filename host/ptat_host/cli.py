@@ -12,20 +12,18 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
+from operator import attrgetter
 
 from ptat_host.commands import (
-    bench_fs,
     calibrate,
     check,
     diff,
     doctor,
     help,
     hugepages,
-    hunt,
     misses,
     overhead,
-    pagesize,
     parse,
     record,
     report,
@@ -92,9 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     hugepages.add(commands)
     diff.add(commands)
     overhead.add(commands)
-    pagesize.add(commands)
-    bench_fs.add(commands)
-    hunt.add(commands)
+    for command in sorted(entry_points(group="ptat.commands"), key=attrgetter("name")):
+        command.load()(commands)
     validate.add(commands)
     check.add(commands)
     misses.add_export(commands)

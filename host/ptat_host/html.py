@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from ptat_host import report
 from ptat_host.objects import Object, Objects
 from ptat_parser import Results, Trace
-from ptat_parser.jit import jit
+from ptat_parser.compiled.jit import jit
 
 BINS = 512
 """Of time."""

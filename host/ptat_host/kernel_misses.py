@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ptat_host.report import printable
-from ptat_parser import kernel_misses
 from ptat_parser.errors import BadInput
-from ptat_parser.kernel_log import read_kernel_log, traced_spaces
-from ptat_parser.session import Session
+from ptat_parser.formats import kernel_misses
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel.log import read_kernel_log, traced_spaces
 
 MODEL = "from the model: kernel tables are not in the region"
 SAMPLES = "samples that perf took, weighted by their periods"

@@ -25,7 +25,7 @@ from typing import Any
 from ptat_host import recorder
 from ptat_host.boards.base import BoardError, Check, RecordRequest
 from ptat_host.fill import Fill
-from ptat_parser.events import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
+from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 
 CONTROL = Path("/sys/kernel/mm/ptat")
 TRACING = Path("/sys/kernel/tracing")

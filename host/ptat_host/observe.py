@@ -23,7 +23,7 @@ from ptat_parser import wire
 from ptat_parser.errors import BadInput
 
 if TYPE_CHECKING:
-    from ptat_parser.blocks import Chunk
+    from ptat_parser.capture.chunks import Chunk
 
 U64 = npt.NDArray[np.uint64]
 

@@ -67,14 +67,14 @@ def _intel(
     title: str,
     ids: str,
     *,
-    cycles: str,
-    duration: str,
+    walk_time: tuple[str, str],
     retired: str,
     loads: str,
     last_level: str,
     notes: tuple[str, ...] = (),
 ) -> Cpu:
-    """`cycles`, `duration`: events of a walk's time; `loads`: the family of retired loads."""
+    """`walk_time`: events of cycles with a walk and of its duration; `loads`: of retired loads."""
+    cycles, duration = walk_time
     load, store, fetch = "dtlb_load_misses", "dtlb_store_misses", "itlb_misses"
     return Cpu(
         name,
@@ -107,8 +107,7 @@ def _before_skylake(
         name,
         title,
         ids,
-        cycles="walk_duration",  # one walker: its cycles are the time
-        duration="walk_duration",
+        walk_time=("walk_duration", "walk_duration"),  # one walker: its cycles are the time
         retired="mem_uops_retired",
         loads="mem_load_uops_retired",
         last_level=last_level,
@@ -121,8 +120,7 @@ def _since_skylake(name: str, title: str, ids: str) -> Cpu:
         name,
         title,
         ids,
-        cycles="walk_active",
-        duration="walk_pending",
+        walk_time=("walk_active", "walk_pending"),
         retired="mem_inst_retired",
         loads="mem_load_retired",
         last_level="l3",

@@ -24,8 +24,8 @@ import msgspec
 from ptat_host import symbols
 from ptat_host.boards.base import Board, RecordRequest, RecordResult
 from ptat_host.sizes import format_size
-from ptat_parser import session
 from ptat_parser.errors import PtatError
+from ptat_parser.formats import session
 
 FREE_BYTES_MIN = 256 << 20
 """Below this no recording is begun: a few seconds of misses would fill it."""
@@ -181,14 +181,14 @@ def _outline(board: dict[str, Any], directory: Path) -> None:
 
     Several channels are read twice anyway, to merge them.
     """
-    from ptat_parser import outline
+    from ptat_parser.capture import block_index
 
     if len(board.get("channels", [])) != 1:
         return
     channel = msgspec.convert(board["channels"][0], session.Channel)
     capture = directory / channel.file
     try:
-        outline.write(capture, channel.in_blocks)
+        block_index.write(capture, channel.in_blocks)
     except (OSError, PtatError, KeyboardInterrupt) as error:
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else error
         print(f"ptat: {capture} has no outline: {why}", file=sys.stderr)
@@ -200,7 +200,7 @@ def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
     These may only go when ``session.json`` names the archives. A capture that cannot be archived
     (no room for both, interrupted) stays as it is, which is as good to read; the user is told.
     """
-    from ptat_parser import archive
+    from ptat_parser.formats import archive
 
     archived = []
     for channel in board.get("channels", []):

@@ -339,11 +339,24 @@ def circumstances(report: dict[str, Any]) -> dict[str, str]:
         f" kernel {report['kernel'] or 'unknown'}",
         "traced": f"{report['levels']} tables in a region of {format_size(report['region_bytes'])},"
         f" {'with' if report['children'] else 'without'} the command's children",
+        **({"left out": left_out} if (left_out := "; ".join(_left_out(report))) else {}),
         "clocks": f"{_count(clock['pairs'])} markers{entries},"
         f" offset {clock['offset_ns'] / 1e9:.9f} s",
         "clocks' error": f"drift {clock['drift_ppm']:.3f} ppm,"
         f" residual {clock['residual_ns']:.0f} ns{bound}",
     }
+
+
+def _left_out(report: dict[str, Any]) -> list[str]:
+    """What options have left out of the trace, which changes what its figures mean."""
+    left_out = []
+    if not report["children"]:
+        left_out.append("misses of processes that the command forked (--no-children)")
+    if report["levels"] == "pte":
+        left_out.append("misses of 2 MiB pages (--levels pte)")
+    if not report["faults"]["recorded"]:
+        left_out.append("which walks ended in a page fault (--no-faults)")
+    return left_out
 
 
 def _circumstances(report: dict[str, Any]) -> Table:

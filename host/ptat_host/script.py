@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ptat_host.objects import Objects
 from ptat_host.report import printable
 from ptat_parser import Misses
-from ptat_parser.export import PAGE_SIZES, page_texts, seconds, write_joined
+from ptat_parser.results.export import PAGE_SIZES, page_texts, seconds, write_joined
 
 HEADER = b"#           time_s comm               tgid          vaddr page span object\n"
 _COLUMNS = ("comm", "tgid", "vaddr", "page_size_bytes", "span")

@@ -25,7 +25,7 @@ from ptat_host import perf_stat, pmu
 from ptat_host.perf_stat import Count, Stat
 from ptat_host.pmu import Cpu
 from ptat_parser.errors import BadInput, PtatError
-from ptat_parser.session import Session
+from ptat_parser.formats.session import Session
 
 PMUS = Path("/sys/bus/event_source/devices")
 _NO_COUNTERS = "the testbed counts page walks: ptat record -- CMD, then ptat stat --session DIR"

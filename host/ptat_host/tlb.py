@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ptat_parser.compiled.jit import jit
 from ptat_parser.errors import PtatError
-from ptat_parser.jit import jit
 
 SIZES = {"4K": 1 << 12, "2M": 1 << 21, "1G": 1 << 30}
 

@@ -33,9 +33,9 @@ from ptat_host.report import printable
 from ptat_host.sizes import format_size
 from ptat_parser import Trace
 from ptat_parser.errors import PtatError
-from ptat_parser.results import load
-from ptat_parser.session import Session
-from ptat_parser.tail import Look, Tail, rows
+from ptat_parser.formats.session import Session
+from ptat_parser.live.follow import Look, Tail, rows
+from ptat_parser.results.pipeline import load
 
 STARTING, RECORDING, ENDED = "starting", "recording", "ended"
 QUIET_S = 3.0

@@ -29,7 +29,7 @@ from ptat_host.report import printable
 from ptat_host.sizes import format_size
 from ptat_host.stat import count_of
 from ptat_parser import Results, Validation
-from ptat_parser.validation import Compared
+from ptat_parser.checks.validation import Compared
 
 EXAMPLES_SHOWN = 3
 ROWS_SHOWN = 30

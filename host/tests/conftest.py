@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter
+from ptat_parser.capture.writer import BlockWriter
 
 HOST = Path(__file__).parent.parent
 WORKLOADS = HOST / "workloads"

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ptat_parser.results import VERSION
+from ptat_parser.results.summary import VERSION
 
 GOLDEN = Path(__file__).parent / "golden"
 

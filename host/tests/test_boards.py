@@ -12,7 +12,8 @@ from ptat_host.boards import hardware, usb
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_host.boards.usb import UsbBoard
 from ptat_host.cli import main
-from ptat_parser import archive, wire
+from ptat_parser import wire
+from ptat_parser.formats import archive
 
 
 @pytest.fixture

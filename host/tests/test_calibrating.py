@@ -17,7 +17,7 @@ from ptat_host.boards.hardware import BoardSet, HardwareBoard
 from ptat_host.cli import main
 from ptat_host.protocol import Command, Frame, Status
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter
+from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput, PtatError
 
 REGION = (0x4000_0000, 0x400_0000)

@@ -12,8 +12,8 @@ from reported import expect, make_session
 
 from ptat_host import kernel_misses, perf_script
 from ptat_host.cli import main
-from ptat_parser import kernel_misses as log
 from ptat_parser.errors import BadInput
+from ptat_parser.formats import kernel_misses as log
 
 GRAPH = Path(__file__).parent / "data" / "perf_script_graph.txt"
 SYSTEM_MAP = """\
@@ -43,8 +43,14 @@ def session(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(kernel_misses, "traced_spaces", lambda tables: {PGD})
     copy = (0xFFFFFFFF << 32) | COPY
     records = [
-        *(record(log.Kind.PLACE, 1, 0, ENTRY), record(log.Kind.PLACE, 2, 1, WRITE)),
-        *(record(log.Kind.PLACE, 3, 2, EXT4), record(log.Kind.PLACE, 4, 3, copy + 8)),
+        *(
+            record(log.Kind.PLACE, 1, 0, ENTRY),
+            record(log.Kind.PLACE, 2, 1, WRITE),
+        ),
+        *(
+            record(log.Kind.PLACE, 3, 2, EXT4),
+            record(log.Kind.PLACE, 4, 3, copy + 8),
+        ),
         *[record(log.Kind.MISS, 4, 0, 0x7F0000000000, PGD)] * 5,
         *[record(log.Kind.MISS, 4, 1, 0xFFFF888000000000, PGD)] * 2,
         *[record(log.Kind.MISS, 3, 2, EXT4, PGD)] * 1,

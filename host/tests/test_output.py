@@ -7,6 +7,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,9 +23,9 @@ from ptat_host import cli, console, report, script
 from ptat_host.cli import main
 from ptat_host.commands.misses import EXPORT_FORMATS
 from ptat_parser import Misses, Results, Trace, Validation
-from ptat_parser.export import FORMATS
-from ptat_parser.session import Session
-from ptat_parser.validation import Compared
+from ptat_parser.checks.validation import Compared
+from ptat_parser.formats.session import Session
+from ptat_parser.results.export import FORMATS
 
 
 @pytest.fixture
@@ -319,3 +320,15 @@ def test_the_commands_are_these():
         "completion",
         "help",
     }
+
+
+def test_what_options_left_out_is_named():
+    whole = {"children": True, "levels": "pte+pmd", "faults": {"recorded": True}}
+    assert report._left_out(whole) == []
+    part = {"children": False, "levels": "pte", "faults": {"recorded": False}}
+    named = report._left_out(part)
+    assert [option for one in named for option in re.findall(r"--[a-z-]+", one)] == [
+        "--no-children",
+        "--levels",
+        "--no-faults",
+    ]

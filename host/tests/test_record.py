@@ -20,8 +20,9 @@ import pytest
 from ptat_host import boards, doctor, record
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.cli import main
-from ptat_parser import archive, outline
-from ptat_parser.blocks import BlockWriter
+from ptat_parser.capture import block_index
+from ptat_parser.capture.writer import BlockWriter
+from ptat_parser.formats import archive
 
 METADATA = {
     "board": {"granularity_bytes": 64, "walk_reads": "psc", "channels": []},
@@ -88,7 +89,7 @@ def described(directory: Path | str = "out") -> dict:
 
 def test_session_says_what_was_recorded(tmp_path, capfd):
     command = ["gups", "--bytes", "64M"]
-    assert main(["record", "-o", "out", "--children", "--memory", "1G", "--", *command]) == 0
+    assert main(["record", "-o", "out", "--memory", "1G", "--", *command]) == 0
     session = described()
     assert session["format"] == "ptat-session" and session["version"] == 1
     assert session["complete"] is True and session["incomplete_reason"] is None
@@ -122,6 +123,7 @@ def test_session_is_marked_incomplete_while_recording(monkeypatch):
 
 def test_board_gets_what_was_asked():
     arguments = ["--granularity", "8", "--levels", "pte", "--region", "32M", "--entries"]
+    arguments += ["--no-children"]
     assert main(["record", "-o", "out", *arguments, "--no-faults", "ls", "--all", "--", "x"]) == 0
     (request,) = FakeBoard.requests
     assert request.argv == ["ls", "--all", "--", "x"]
@@ -372,7 +374,7 @@ def valid(request: RecordRequest) -> RecordResult:
 
 def told() -> list[int]:
     """Accesses and stores that the outline tells of."""
-    seen = list(outline.Outline(Path("out/bus.0.outline")).seen())
+    seen = list(block_index.Outline(Path("out/bus.0.outline")).seen())
     return [sum(each.accesses for each in seen), sum(each.stores[0].size for each in seen)]
 
 
@@ -407,7 +409,7 @@ def test_that_there_is_no_outline_is_told(monkeypatch, capsys, error):
         raise error
 
     behave(monkeypatch, valid)
-    monkeypatch.setattr(outline, "_table", fail)
+    monkeypatch.setattr(block_index, "_table", fail)
     assert main(["record", "-o", "out", "--", "true"]) == 0
     assert "bus.0.raw has no outline: " in capsys.readouterr().err
     assert channel_file() == "bus.0.ptb"

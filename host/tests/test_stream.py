@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from ptat_host.boards.stream import StreamReport, tidy
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter, BusReader
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
 
 BLOCKS = 12
 

@@ -21,7 +21,8 @@ from ptat_host.boards.client import Client, LinkError
 from ptat_host.boards.udp import UdpBoard, UdpLink
 from ptat_host.protocol import Command, Window
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter, BusReader
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
 
 BLOCKS = 120
 """Of the fixture `source`."""

@@ -12,7 +12,7 @@ from ptat_host import boards, repeats, validate
 from ptat_host.boards.base import RecordResult
 from ptat_host.cli import main
 from ptat_host.repeats import Spread
-from ptat_parser.validation import Compared
+from ptat_parser.checks.validation import Compared
 
 # compared, faulted walks that the counters may have, within 1 %, words of why
 ROWS = [
@@ -174,7 +174,7 @@ def board(tmp_path, monkeypatch):
 
 def _results(path):
     from ptat_parser import Results
-    from ptat_parser.session import Session
+    from ptat_parser.formats.session import Session
 
     return Results(Session(path), json.loads((path / "results" / "summary.json").read_text()))
 

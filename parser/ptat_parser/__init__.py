@@ -13,20 +13,28 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ptat_parser.results import Results, load, parse
-    from ptat_parser.trace import Misses, Trace, open
-    from ptat_parser.validation import Validation, validate
+    from ptat_parser.checks.validation import Validation, validate
+    from ptat_parser.results.pipeline import load, parse
+    from ptat_parser.results.reader import Results
+    from ptat_parser.results.trace import Misses, Trace, open
 
 __all__ = ["Misses", "Results", "Trace", "Validation", "load", "open", "parse", "validate"]
 
-_HOME = {"Validation": "validation", "validate": "validation"} | dict.fromkeys(
-    ("Misses", "Trace", "open"), "trace"
-)
+_HOME = {
+    "Misses": "results.trace",
+    "Results": "results.reader",
+    "Trace": "results.trace",
+    "Validation": "checks.validation",
+    "load": "results.pipeline",
+    "open": "results.trace",
+    "parse": "results.pipeline",
+    "validate": "checks.validation",
+}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(name)
-    module = importlib.import_module(f"ptat_parser.{_HOME.get(name, 'results')}")
+    module = importlib.import_module(f"ptat_parser.{_HOME[name]}")
     found: object = getattr(module, name)
     return found

@@ -4,11 +4,11 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from ptat_parser import kernel_log
-from ptat_parser.faults import LAGS_LEARNT
-from ptat_parser.kernel_log import TableEvent
-from ptat_parser.quick import FAULT, MISS, PMD_READ
-from ptat_parser.session import NO_ADDRESS
+from ptat_parser.formats.session import NO_ADDRESS
+from ptat_parser.kernel import tracepoints
+from ptat_parser.kernel.tracepoints import TableEvent
+from ptat_parser.replay.page_faults import LAGS_LEARNT
+from ptat_parser.replay.state import FAULT, MISS, PMD_READ
 
 EMPTY, TABLE, LEAF, UNTRACED = "empty", "table", "leaf", "untraced"
 
@@ -112,9 +112,9 @@ class Reference:
 
     def event(self, e: TableEvent) -> None:
         at = self.locate(e.pa)
-        if e.kind == kernel_log.TABLE_MOVE:
+        if e.kind == tracepoints.TABLE_MOVE:
             self.match_held(1 << 64)
-        if e.kind == kernel_log.TABLE_ALLOC and e.pa:
+        if e.kind == tracepoints.TABLE_ALLOC and e.pa:
             for fault in [fault for fault in self.held if fault.number == at[0]]:
                 self.held.remove(fault)
                 self.match(fault)
@@ -124,13 +124,13 @@ class Reference:
             page.state.clear()
             page.pending.clear()
             page.owed.clear()
-        elif e.kind == kernel_log.TABLE_FREE and at:
+        elif e.kind == tracepoints.TABLE_FREE and at:
             page = self.pages[at[0]]
             if page.owner and self.serving.get(page.owner) == at[0]:
                 del self.serving[page.owner]
             page.parent = None
             page.slot = 0
-        elif e.kind == kernel_log.TABLE_LINK:
+        elif e.kind == tracepoints.TABLE_LINK:
             size = 512 << (12 if e.level == 1 else 21)
             base = e.va // size * size
             slot = self.locate(e.slot_pa)
@@ -149,18 +149,18 @@ class Reference:
                 page.parent = (parent, slot[1]) if parent else None
                 page.slot = e.slot_pa
                 self.own(at[0], (e.mm, base, e.level))
-        elif e.kind == kernel_log.TABLE_MOVE and not at:
+        elif e.kind == tracepoints.TABLE_MOVE and not at:
             for number, child in list(self.pages.items()):
                 if child.parent is None and child.slot >> 12 == e.pa >> 12:
                     self.own(number, (e.mm, (e.va >> 30 << 30) + (child.slot % 4096 << 18), 1))
-        elif e.kind == kernel_log.TABLE_MOVE:
+        elif e.kind == tracepoints.TABLE_MOVE:
             self.own(at[0], (e.mm, e.va >> 30 << 30, 2))
             for number, child in list(self.pages.items()):
                 if child.parent and child.parent[0] is self.pages[at[0]]:
                     self.own(number, (e.mm, (e.va >> 30 << 30) + (child.parent[1] << 21), 1))
-        elif e.kind == kernel_log.LEAF_SET:
+        elif e.kind == tracepoints.LEAF_SET:
             self.announce(e.slot_pa, LEAF if e.entry & 1 else EMPTY)
-        elif e.kind == kernel_log.LEAF_CLEAR:
+        elif e.kind == tracepoints.LEAF_CLEAR:
             self.announce(e.slot_pa, EMPTY)
 
     def loss(self) -> None:

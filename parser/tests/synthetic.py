@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ptat_parser import truth, wire
-from ptat_parser.blocks import BlockWriter
-from ptat_parser.session import CANARY_OFFSET_BYTES, seal
+from ptat_parser import wire
+from ptat_parser.capture.writer import BlockWriter
+from ptat_parser.formats import truth
+from ptat_parser.formats.session import CANARY_OFFSET_BYTES, seal
 
 REGION_BASE = 0x4000_0000
 ELSEWHERE = 0x1_2345_6000  # of a table outside the region

@@ -7,20 +7,22 @@ import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_parser import anchors, kernel_log, parse
-from ptat_parser.anchors import EntryStores
-from ptat_parser.clock import Clock
-from ptat_parser.merge import open_bus
-from ptat_parser.session import Session
-from ptat_parser.survey import survey
+from ptat_parser import parse
+from ptat_parser.capture.merge import open_bus
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.order import entry_pairs
+from ptat_parser.order.clock import Clock
+from ptat_parser.order.entry_pairs import EntryPairs
+from ptat_parser.order.first_pass import survey
 
 
 def found_in(path, error_ticks: int = 0):
     """Pairs as ticks of the event and of the store, both by the bus's clock, and the slots."""
     session = Session(path)
     log = kernel_log.read_kernel_log(session.kernel_path)
-    stores = EntryStores(session, log)
-    survey(open_bus(session), session.region, entry_stores=lambda: stores)
+    stores = EntryPairs(session, log)
+    survey(open_bus(session), session.region, entry_stores=stores)
     ratio = synthetic.TSC_HZ / synthetic.TICK_HZ
     fitted = Clock(0, synthetic.TSC_START, ratio, synthetic.TSC_HZ, 0, 0, 1)
     wrong = Clock(error_ticks, synthetic.TSC_START, ratio, synthetic.TSC_HZ, 0, 0, 1)
@@ -64,11 +66,11 @@ def test_few_events_and_stores_are_enough(tmp_path, monkeypatch):
     machine = synthetic.Machine(1, entries=True).run(800)
     path = machine.write(tmp_path / "s")
     most = len(found_in(path)[0])
-    monkeypatch.setattr(anchors, "EVENTS_MAX", 40)
+    monkeypatch.setattr(entry_pairs, "EVENTS_MAX", 40)
     fewer = len(found_in(path)[0])
     assert 10 < fewer < most / 2
-    monkeypatch.setattr(anchors, "STORES_MAX", 30)
-    monkeypatch.setattr("ptat_parser.blocks.CHUNK_BLOCKS", 1)
+    monkeypatch.setattr(entry_pairs, "STORES_MAX", 30)
+    monkeypatch.setattr("ptat_parser.capture.reader.CHUNK_BLOCKS", 1)
     assert 0 < len(found_in(path)[0]) < fewer
 
 
@@ -103,14 +105,14 @@ def test_a_short_session_with_few_markers(tmp_path, ppm):
 
 @pytest.mark.parametrize("stores_max", [1, 37, 1 << 20])
 def test_how_many_are_shown_at_a_time_makes_no_difference(tmp_path, monkeypatch, stores_max):
-    monkeypatch.setattr(anchors, "STORES_MAX", stores_max)
+    monkeypatch.setattr(entry_pairs, "STORES_MAX", stores_max)
     machine = synthetic.Machine(3, entries=True, cpus=2).run(300)
     session = Session(machine.write(tmp_path / "s"))
     log = kernel_log.read_kernel_log(session.kernel_path)
     ticks, address = np.array([row[:2] for row in machine.bus if row[2]], np.uint64).T
     noted = []
     for at_a_time in (1, 50, ticks.size):
-        stores = EntryStores(session, log)
+        stores = EntryPairs(session, log)
         for start in range(0, ticks.size, at_a_time):
             part = slice(start, start + at_a_time)
             stores.note(ticks[part], address[part])

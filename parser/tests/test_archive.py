@@ -13,11 +13,14 @@ from conftest import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_parser import archive, check, parse, wire
-from ptat_parser.archive import END, FILE_HEADER, PIECE, ArchiveStream, ArchiveWriter
-from ptat_parser.blocks import BlockWriter, BusReader
+from ptat_parser import parse, wire
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
+from ptat_parser.checks import session as checks_session
 from ptat_parser.errors import BadInput, ParseError
-from ptat_parser.storage import Source
+from ptat_parser.formats import archive
+from ptat_parser.formats.archive import END, FILE_HEADER, PIECE, ArchiveStream, ArchiveWriter
+from ptat_parser.formats.storage import Source
 
 PIECE_BLOCKS = 2
 
@@ -264,6 +267,6 @@ def test_a_session_may_have_either(tmp_path):
     fields["board"]["channels"][0]["file"] = "bus.0.ptb"
     (path / "session.json").write_text(json.dumps(fields))
     assert parse(path).summary == plain
-    assert check.check(path).ok
+    assert checks_session.check(path).ok
     flip(path / "bus.0.ptb", 300)
-    assert not check.check(path).ok
+    assert not checks_session.check(path).ok

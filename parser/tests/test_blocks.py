@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_parser import blocks, wire
-from ptat_parser.blocks import BlockWriter, BusReader, Chunk, PlainChunk, seal
+from ptat_parser import wire
+from ptat_parser.capture import reader as capture_reader
+from ptat_parser.capture.chunks import Chunk, PlainChunk
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter, seal
 from ptat_parser.errors import BadInput, ParseError
 
 GAPS = st.one_of(st.integers(0, 100), st.integers(0, 1 << 40))
@@ -183,7 +186,7 @@ def test_parts_of_chunks_hold_the_same(tmp_path_factory, kinds, chunk_blocks, le
     first = min(first * chunk_blocks, reader.blocks // chunk_blocks * chunk_blocks)
     part = reader.part(first, reader.blocks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "APART_BLOCKS", least)
+        patch.setattr(capture_reader, "APART_BLOCKS", least)
         parts = [
             (number, chunk.after, isinstance(chunk, PlainChunk), chunk.stores(), chunk.decoded())
             for number, chunk in part.numbered(apart=True)
@@ -208,7 +211,7 @@ def test_parts_of_chunks_hold_the_same(tmp_path_factory, kinds, chunk_blocks, le
 
 def test_longer_runs_of_accesses_are_apart(tmp_path, monkeypatch):
     """Not those whose first block follows a gap, which is told with it."""
-    monkeypatch.setattr(blocks, "APART_BLOCKS", 3)
+    monkeypatch.setattr(capture_reader, "APART_BLOCKS", 3)
     path = tmp_path / "bus.0.raw"
     runs = "pause reads reads writes marks reads reads few reads reads reads missing reads"
     written(path, [*runs.split(), "reads", "reads"])

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_merge import in_two_channels, split
 
-from ptat_parser import check_capture, parse, wire
-from ptat_parser.blocks import BusReader, seal
-from ptat_parser.check import check
+from ptat_parser import parse, wire
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import seal
+from ptat_parser.checks import capture as checks_capture
+from ptat_parser.checks.session import check
 from ptat_parser.errors import SessionError
 
 
@@ -55,7 +57,7 @@ def test_what_a_machine_recorded_is_sound(
     if channels == 2:
         in_two_channels(path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(check_capture, "SCAN_BLOCKS", scan)
+        patch.setattr(checks_capture, "SCAN_BLOCKS", scan)
         report = check(path)
     assert report.first is None
     assert [c.skipped for c in report.checks] == [None] * 7

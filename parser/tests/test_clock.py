@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_parser import clock
+from ptat_parser.order import clock
 
 TICK_HZ = 1e9
 CYCLES_HZ = 2.6e9

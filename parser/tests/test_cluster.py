@@ -5,8 +5,9 @@ import signal
 import pytest
 from test_spans import busy, digests, small_spans  # noqa: F401
 
-from ptat_parser import parse, spans
+from ptat_parser import parse
 from ptat_parser.errors import BadInput
+from ptat_parser.replay import segments
 
 distributed = pytest.importorskip("distributed")
 
@@ -33,7 +34,7 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path, cluster, monkeypatch)
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
-    add = spans.Joined.add
+    add = segments.Joined.add
     joined = []
 
     def kill_once(self, part):
@@ -42,13 +43,13 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path, cluster, monkeypatch)
             os.kill(cluster.workers[0].pid, signal.SIGKILL)
         return add(self, part)
 
-    monkeypatch.setattr(spans.Joined, "add", kill_once)
+    monkeypatch.setattr(segments.Joined, "add", kill_once)
     parse(path, address=cluster.scheduler_address)
     assert len(joined) > 3
     assert digests(path) == expected
 
 
 def test_no_scheduler(tmp_path, monkeypatch):
-    monkeypatch.setattr("ptat_parser.cluster.CONNECT_S", 1)
+    monkeypatch.setattr("ptat_parser.replay.cluster.CONNECT_S", 1)
     with pytest.raises(BadInput, match=r"no Dask scheduler answers at tcp"):
         parse(busy(tmp_path / "s", phases=1), address="tcp://127.0.0.1:9")

@@ -13,9 +13,9 @@ import pytest
 import synthetic
 
 import ptat_parser
-from ptat_parser.clock import Clock
-from ptat_parser.export import FORMATS
-from ptat_parser.results import KIND_PMD_READ
+from ptat_parser.order.clock import Clock
+from ptat_parser.results.export import FORMATS
+from ptat_parser.results.reader import KIND_PMD_READ
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -17,7 +17,7 @@ import synthetic
 
 import ptat_parser
 from ptat_parser.errors import PtatError
-from ptat_parser.export import FORMATS, export
+from ptat_parser.results.export import FORMATS, export
 
 PAGE_NAMES = {4096: "4k", 2 << 20: "2m"}
 
@@ -238,7 +238,7 @@ MEASURE = """
 import re, sys
 from pathlib import Path
 import ptat_parser
-from ptat_parser.export import export
+from ptat_parser.results.export import export
 def peak_bytes():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 trace = ptat_parser.open(sys.argv[1])

@@ -11,8 +11,8 @@ import sys
 import numba
 import pytest
 
-from ptat_parser import jit_cache
-from ptat_parser.jit_cache import Cache, CacheFile
+from ptat_parser.compiled import cache as compiled_cache
+from ptat_parser.compiled.cache import Cache, CacheFile
 
 KEY = ("types", "machine", "bytecode")
 
@@ -95,7 +95,7 @@ CONSTANT = "VALUE = {}\n"
 FUNCTION = """
 import numba
 import constant
-from ptat_parser.jit_cache import cached
+from ptat_parser.compiled.cache import cached
 
 @numba.njit
 def function():
@@ -114,7 +114,7 @@ def test_a_constant_of_another_module(tmp_path, monkeypatch):
         for name in ("constant", "function"):
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
-        jit_cache.sources.cache_clear()
+        compiled_cache.sources.cache_clear()
         spec = importlib.util.spec_from_file_location("function", tmp_path / "function.py")
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "function", module)
@@ -134,5 +134,5 @@ def test_nowhere_to_keep_it(monkeypatch):
     def one():
         return 1
 
-    jit_cache.cached(one)
+    compiled_cache.cached(one)
     assert one() == 1

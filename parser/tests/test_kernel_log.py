@@ -11,9 +11,10 @@ from conftest import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_parser import kernel_log
 from ptat_parser.errors import ParseError
-from ptat_parser.kernel_log import read_kernel_log
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.kernel import ring_buffer, tracepoints
+from ptat_parser.kernel.log import read_kernel_log
 
 PAGE = 4096
 
@@ -62,7 +63,7 @@ def test_everything_logged_is_read(tmp_path, cpus):
                 continue
             row = by_seq[struct.unpack_from("<Q", payload, 8)[0]]
             assert (row["time"], row["cpu"]) == (time, cpu)
-            assert kernel_log.TABLE_KINDS[row["kind"]] == name
+            assert tracepoints.TABLE_KINDS[row["kind"]] == name
             for field, _, offset, size, _ in synthetic.EVENTS[name]:
                 if field == "comm[16]":
                     assert row["comm"] == payload[offset : offset + size].rstrip(b"\0")
@@ -77,8 +78,8 @@ def test_faults_and_entries(tmp_path):
     machine.access(mm, 0x5000, write=True)
     log = read_kernel_log(machine.write(tmp_path / "s") / "kernel")
     fault, entry = log.timed.between()
-    assert (fault["kind"], fault["mm"], fault["va"]) == (kernel_log.FAULT, mm.id, 0x5000)
-    assert (entry["kind"], entry["va"], entry["entry"]) == (kernel_log.ENTRY_SET, 0x5000, 0x67)
+    assert (fault["kind"], fault["mm"], fault["va"]) == (tracepoints.FAULT, mm.id, 0x5000)
+    assert (entry["kind"], entry["va"], entry["entry"]) == (tracepoints.ENTRY_SET, 0x5000, 0x67)
     assert entry["slot_pa"] == machine.slot(machine.pte(mm, 0), 5)
 
 
@@ -100,12 +101,12 @@ def test_events_of_a_time_are_read(tmp_path_factory, seed, cpus, batch_pages, re
     for seq in range(1, choose.randrange(2, 2000)):
         time += choose.choice([0, 0, 1, 900])
         cpu = choose.randrange(cpus)
-        name = choose.choice([*kernel_log.TIMED_KINDS, "ptat_marker"])
+        name = choose.choice([*tracepoints.TIMED_KINDS, "ptat_marker"])
         values = dict.fromkeys(["cookie", "mm", "error_code", "slot_pa", "entry", "level"], 1)
         payload = synthetic.event_bytes(name, values | {"seq": seq, "va": seq << 12})
         machine.log[cpu].append((time, payload))
         if name != "ptat_marker":
-            expected.append((time, cpu, kernel_log.TIMED_KINDS.index(name), seq << 12))
+            expected.append((time, cpu, tracepoints.TIMED_KINDS.index(name), seq << 12))
     expected.sort(key=lambda event: event[:2])
     directory = machine.write(tmp_path_factory.mktemp("log") / "s") / "kernel"
 
@@ -116,13 +117,13 @@ def test_events_of_a_time_are_read(tmp_path_factory, seed, cpus, batch_pages, re
         return [(at, kind, va) for at, _, kind, va in expected if since <= at <= until]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel_log, "BATCH_BYTES", batch_pages * PAGE)
+        patch.setattr(ring_buffer, "BATCH_BYTES", batch_pages * PAGE)
         patch.setattr(kernel_log, "REMEMBERED", remembered)
         log = read_kernel_log(directory).timed
         if sent:
             log = pickle.loads(pickle.dumps(log))
         assert rows(log.between()) == between(0, time)
-        assert log.faults == sum(kind == kernel_log.FAULT for _, _, kind, _ in expected)
+        assert log.faults == sum(kind == tracepoints.FAULT for _, _, kind, _ in expected)
         assert log.faults + log.entries == len(expected)
         assert [row for events in log.batches() for row in rows(events)] == between(0, time)
         for _ in range(5):
@@ -137,7 +138,7 @@ def test_neither_faults_nor_entries_were_asked_for(tmp_path):
     machine = synthetic.Machine(granularity=64)
     machine.exec()
     directory = machine.write(tmp_path / "s") / "kernel"
-    for name in kernel_log.TIMED_KINDS:
+    for name in tracepoints.TIMED_KINDS:
         (directory / "formats" / name).unlink(missing_ok=True)
     log = read_kernel_log(directory)
     assert len(log.tables) and not len(log.timed.between())
@@ -337,7 +338,7 @@ def test_flipped_bytes_never_crash(session):
 
 
 def test_damage_is_told_of_the_page_where_it_is(log, monkeypatch):
-    monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * PAGE)
+    monkeypatch.setattr(ring_buffer, "BATCH_BYTES", 2 * PAGE)
     pages = [page(record(marker(seq))) for seq in range(1, 6)]
     other = struct.pack("<H", 9) + marker(4)[2:]
     with pytest.raises(ParseError, match="event 1 from page 2 on has type 9 and"):

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptat_parser import kernel_misses
 from ptat_parser.errors import BadInput
-from ptat_parser.kernel_misses import HEADER, Kind, Reader
+from ptat_parser.formats import kernel_misses
+from ptat_parser.formats.kernel_misses import HEADER, Kind, Reader
 
 
 def miss(place: int, va: int, cause: int = 0, time: int = 7, pgd_pfn: int = 5) -> bytes:

@@ -6,20 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_parser import kernel_log, markers
+from ptat_parser.kernel import tracepoints
+from ptat_parser.order import markers
 
 SLOTS = 1024
 
 
 def events(seqs, times=None, start: int | None = None):
-    table = np.zeros(len(seqs), kernel_log.TABLE_EVENT)
+    table = np.zeros(len(seqs), tracepoints.TABLE_EVENT)
     table["seq"] = seqs
     table["time"] = np.arange(len(seqs)) * 1000 if times is None else times
-    table["kind"] = kernel_log.TABLE_LINK
+    table["kind"] = tracepoints.TABLE_LINK
     if start is not None:
         row = table["seq"] == start
-        table["kind"][row] = kernel_log.MARKER
-        table["cookie"][row] = kernel_log.COOKIE_START
+        table["kind"][row] = tracepoints.MARKER
+        table["cookie"][row] = tracepoints.COOKIE_START
     return table
 
 

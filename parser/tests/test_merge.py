@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptat_parser import parse, wire
-from ptat_parser.blocks import BlockWriter, BusReader, Chunk, MarkRecord
+from ptat_parser.capture.chunks import Chunk, MarkRecord
+from ptat_parser.capture.merge import MergedReader
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput, SessionError
-from ptat_parser.merge import MergedReader
 
 Access = tuple[int, int, bool]  # ticks, address, write
 

@@ -17,19 +17,26 @@ from test_results import DAMAGES
 from test_spans import Steady, busy, busy_machine, digests
 
 from capture_model import Model
-from ptat_parser import anchors, archive, blocks, outline, parse, spans, survey, wire
-from ptat_parser.blocks import BusReader, PlainChunk, Seen
-from ptat_parser.check import check
+from ptat_parser import parse, wire
+from ptat_parser.capture import block_index, decode
+from ptat_parser.capture import reader as capture_reader
+from ptat_parser.capture import writer as capture_writer
+from ptat_parser.capture.chunks import PlainChunk, Seen
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.checks.session import check
 from ptat_parser.errors import ParseError, PtatError
-from ptat_parser.session import Region, Session
-from ptat_parser.storage import Source
+from ptat_parser.formats import archive
+from ptat_parser.formats.session import Region, Session
+from ptat_parser.formats.storage import Source
+from ptat_parser.order import entry_pairs, first_pass
+from ptat_parser.replay import segments
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 3)
-    monkeypatch.setattr(outline, "GROUP_RECORDS", 300)
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", 3)
+    monkeypatch.setattr(block_index, "GROUP_RECORDS", 300)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1500)
 
 
 @pytest.fixture
@@ -41,13 +48,13 @@ def looked(monkeypatch) -> list[int]:
         counts.append(len(words))
         return of_blocks(words)
 
-    of_blocks = blocks.crcs
-    monkeypatch.setattr(blocks, "crcs", crcs)
+    of_blocks = decode.crcs
+    monkeypatch.setattr(capture_reader, "crcs", crcs)
     return counts
 
 
 def outlined(path: Path) -> Path:
-    outline.write(path / "bus.0.raw")
+    block_index.write(path / "bus.0.raw")
     return path
 
 
@@ -64,7 +71,7 @@ def seal(data: bytearray, block: int) -> None:
     """Make a block's CRC right again."""
     whole = slice(block * wire.BLOCK_BYTES, (block + 1) * wire.BLOCK_BYTES)
     words = np.frombuffer(data[whole], "<u8").copy()
-    blocks.seal(words, int(words[-1]) >> wire.CHECK_COUNT_SHIFT & 0xFFF)
+    capture_writer.seal(words, int(words[-1]) >> wire.CHECK_COUNT_SHIFT & 0xFFF)
     data[whole] = words.tobytes()
 
 
@@ -89,11 +96,11 @@ def test_with_and_without_it_results_are_the_same(
         seed, lossy=lossy, phases=4, granularity=granularity, entries=entries,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
-        patch.setattr(outline, "GROUP_CHUNKS", group_chunks)
+        patch.setattr(capture_reader, "CHUNK_BLOCKS", chunk_blocks)
+        patch.setattr(block_index, "GROUP_CHUNKS", group_chunks)
         if few:
-            patch.setattr(anchors, "STORES_MAX", 40)
-            patch.setattr(survey, "SPANS_MAX", 3)
+            patch.setattr(entry_pairs, "STORES_MAX", 40)
+            patch.setattr(first_pass, "INTERVALS_MAX", 3)
         parse(path)
         without = digests(path)
         outlined(path)
@@ -102,7 +109,7 @@ def test_with_and_without_it_results_are_the_same(
         parse(path, workers=workers)
         assert digests(path) == without
         reader = BusReader(path / ("bus.0.ptb" if in_archive else "bus.0.raw"))
-        assert outline.Outline(path / "bus.0.outline").differs(reader) is None
+        assert block_index.Outline(path / "bus.0.outline").differs(reader) is None
 
 
 @settings(max_examples=60)
@@ -131,19 +138,19 @@ def test_a_survey_is_the_same(tmp_path_factory, records, spans_max):
     region = Region(0x1000, 1 << 20, 16, 64, "pte")
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "CHUNK_BLOCKS", 1)
-        patch.setattr(survey, "SPANS_MAX", spans_max)
+        patch.setattr(capture_reader, "CHUNK_BLOCKS", 1)
+        patch.setattr(first_pass, "INTERVALS_MAX", spans_max)
         for with_outline in (False, True):
             reader = BusReader(path)
             if with_outline:
-                outline.write(path)
-                assert outline.use(reader, region)
-            found.append(survey.survey(reader, region))
+                block_index.write(path)
+                assert block_index.use(reader, region)
+            found.append(first_pass.survey(reader, region))
     one, other = (
         {**vars(each), "stores": [c.tolist() for c in vars(each.stores).values()]} for each in found
     )
     assert one == other
-    since, until = np.array(other["losses"].spans).T
+    since, until = np.array(other["losses"].intervals).T
     chunks = list(BusReader(path))
     lost = [(each.since_ticks, each.time_ticks) for chunk in chunks for each in chunk.lost]
     errors = [0] + [
@@ -190,9 +197,9 @@ def test_damage_since_is_told_as_without(tmp_path, way):
 
 def test_damage_since_is_told_wherever_a_chunk_is_read(tmp_path, monkeypatch):
     """In each of the pieces in which it is checked."""
-    piece = blocks.PIECE_BLOCKS
+    piece = decode.PIECE_BLOCKS
     chunk = 8 * piece + 3
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk)
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", chunk)
     path = outlined(Model(400_000, pages=1000).write(tmp_path / "s"))
     assert BusReader(path / "bus.0.raw").blocks > 2 * chunk  # the second has no marks
     for block in {*range(0, chunk, piece - 1), piece, 2 * piece - 1, 8 * piece, chunk - 1}:
@@ -202,6 +209,28 @@ def test_damage_since_is_told_wherever_a_chunk_is_read(tmp_path, monkeypatch):
             parse(path, counts_only=True)
         flip(path / "bus.0.raw", at)
     parse(path)
+
+
+def test_damage_after_a_chunk_was_mapped_is_told(tmp_path, monkeypatch):
+    """Each piece is compared right before it is used, not when its chunk is mapped."""
+    piece = decode.PIECE_BLOCKS
+    chunk = 4 * piece
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", chunk)
+    path = outlined(Model(400_000, pages=1000).write(tmp_path / "s"))
+    block = chunk + piece
+    maps = PlainChunk.mapped
+
+    def mapped_then_changed(self):
+        words = maps(self)
+        if words is not None and self.start_bytes == chunk * wire.BLOCK_BYTES:
+            with (path / "bus.0.raw").open("r+b") as file:
+                file.seek(block * wire.BLOCK_BYTES + 500)
+                file.write(b"\x55")
+        return words
+
+    monkeypatch.setattr(PlainChunk, "mapped", mapped_then_changed)
+    with pytest.raises(ParseError, match=f"block {block} .*CRC"):
+        parse(path, counts_only=True)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -244,7 +273,7 @@ def test_bad_input_is_told_as_without(session, damage, error, message):
 def test_one_of_other_chunks_is_left_out(session, looked, monkeypatch):
     path = session(steps=600)
     with monkeypatch.context() as patch:
-        patch.setattr(blocks, "CHUNK_BLOCKS", 2)
+        patch.setattr(capture_reader, "CHUNK_BLOCKS", 2)
         outlined(path)
     looked.clear()
     parse(path)
@@ -286,8 +315,8 @@ def small(tmp_path_factory) -> Path:
         tmp_path_factory.mktemp("small") / "s"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "CHUNK_BLOCKS", 3)
-        patch.setattr(outline, "GROUP_RECORDS", 300)
+        patch.setattr(capture_reader, "CHUNK_BLOCKS", 3)
+        patch.setattr(block_index, "GROUP_RECORDS", 300)
         outlined(path)
     return path
 
@@ -305,7 +334,7 @@ def test_damage_to_it_is_told(small, tmp_path_factory, data):
         path.write_bytes(whole)
         flip(path, at, 1 << data.draw(st.integers(0, 7)))
     with pytest.raises(ParseError, match="remove it"):
-        list(outline.Outline(path).seen())
+        list(block_index.Outline(path).seen())
 
 
 def test_damage_to_it_is_told_by_who_parses(small, tmp_path):
@@ -322,17 +351,17 @@ def test_damage_to_it_is_told_by_who_parses(small, tmp_path):
 
 def sealed(data: bytes, change) -> bytes:
     """With a right CRC, after `change` of header, rows of chunks and groups, and end."""
-    header = np.frombuffer(data, outline.HEADER, 1).copy()[0]
-    end = np.frombuffer(data, outline.END, 1, len(data) - outline.END.itemsize).copy()[0]
+    header = np.frombuffer(data, block_index.HEADER, 1).copy()[0]
+    end = np.frombuffer(data, block_index.END, 1, len(data) - block_index.END.itemsize).copy()[0]
     at = int(end["offset"])
-    footer = bytearray(data[at : -outline.END.itemsize])
-    chunks_bytes = -(-int(end["blocks"]) // 3) * outline.CHUNK.itemsize
-    groups_at = len(footer) - int(end["groups"]) * outline.GROUP.itemsize
-    chunks = np.frombuffer(memoryview(footer)[:chunks_bytes], outline.CHUNK)
-    groups = np.frombuffer(memoryview(footer)[groups_at:], outline.GROUP)
+    footer = bytearray(data[at : -block_index.END.itemsize])
+    chunks_bytes = -(-int(end["blocks"]) // 3) * block_index.CHUNK.itemsize
+    groups_at = len(footer) - int(end["groups"]) * block_index.GROUP.itemsize
+    chunks = np.frombuffer(memoryview(footer)[:chunks_bytes], block_index.CHUNK)
+    groups = np.frombuffer(memoryview(footer)[groups_at:], block_index.GROUP)
     change(header=header, chunks=chunks, groups=groups, end=end)
     end["crc"] = zlib.crc32(header.tobytes() + footer)
-    return header.tobytes() + data[outline.HEADER.itemsize : at] + footer + end.tobytes()
+    return header.tobytes() + data[block_index.HEADER.itemsize : at] + footer + end.tobytes()
 
 
 def set_to(field: str, value: int, of: str = "chunks"):
@@ -350,7 +379,7 @@ def set_to(field: str, value: int, of: str = "chunks"):
     [
         set_to("accesses", 3 * wire.BLOCK_RECORDS_MAX + 1),
         set_to("holds", 3),
-        set_to("holds", blocks.READS),
+        set_to("holds", decode.READS),
         set_to("stores", 1 << 20),
         set_to("others", 1 << 31),
         set_to("end_ticks", 1 << 63),
@@ -367,10 +396,10 @@ def test_what_cannot_be_is_not_believed(small, tmp_path, change):
     path = tmp_path / "bus.0.outline"
     whole = (small / "bus.0.outline").read_bytes()
     path.write_bytes(sealed(whole, lambda **_: None))
-    list(outline.Outline(path).seen())
+    list(block_index.Outline(path).seen())
     path.write_bytes(sealed(whole, change))
     with pytest.raises(ParseError, match="remove it"):
-        list(outline.Outline(path).seen())
+        list(block_index.Outline(path).seen())
 
 
 def test_of_another_version(small, tmp_path):
@@ -378,13 +407,13 @@ def test_of_another_version(small, tmp_path):
     shutil.copy(small / "bus.0.outline", path)
     flip(path, 8, 2)
     with pytest.raises(ParseError, match="version 3; this ptat reads version 1"):
-        outline.Outline(path)
+        block_index.Outline(path)
 
 
 def test_its_stores_are_those_of_the_chunks(small):
-    found = outline.Outline(small / "bus.0.outline")
+    found = block_index.Outline(small / "bus.0.outline")
     there = [chunk.stores() for chunk in BusReader(small / "bus.0.raw")]
-    assert sum(position.size for position, *_ in there) > 3 * outline.GROUP_RECORDS
+    assert sum(position.size for position, *_ in there) > 3 * block_index.GROUP_RECORDS
     for number in random.Random(1).sample(range(len(there)), len(there)):
         for one, other in zip(found.stores(number, number + 1), there[number], strict=True):
             np.testing.assert_array_equal(one, other)
@@ -392,21 +421,21 @@ def test_its_stores_are_those_of_the_chunks(small):
 
 def test_stores_are_remembered_if_they_are_not_too_many(small, monkeypatch):
     """Those of the first group, where the second's are too many."""
-    groups = list(outline.Outline(small / "bus.0.outline").seen())
+    groups = list(block_index.Outline(small / "bus.0.outline").seen())
     sizes = [seen.stores[0].size for seen in groups]
     assert len(groups) > 1 and sizes[1]
-    whole = outline.Outline(small / "bus.0.outline")
+    whole = block_index.Outline(small / "bus.0.outline")
     for _ in range(2):
         list(whole.seen())
         assert whole._stores_remembered == sum(sizes)
     read = []
-    decode = outline.Outline._seen
+    decode = block_index.Outline._seen
     monkeypatch.setattr(
-        outline.Outline, "_seen", lambda self, group: read.append(group) or decode(self, group)
+        block_index.Outline, "_seen", lambda self, group: read.append(group) or decode(self, group)
     )
-    monkeypatch.setattr(outline, "STORES_REMEMBERED", sizes[0] + sizes[1] - 1)
-    found = outline.Outline(small / "bus.0.outline")
-    fresh = outline.Outline(small / "bus.0.outline")
+    monkeypatch.setattr(block_index, "STORES_REMEMBERED", sizes[0] + sizes[1] - 1)
+    found = block_index.Outline(small / "bus.0.outline")
+    fresh = block_index.Outline(small / "bus.0.outline")
     list(found.seen())
     chunks = len(found.chunks)
     read.clear()
@@ -429,7 +458,7 @@ def test_stores_of_a_part(tmp_path, told):
     path = outlined(machine.write(tmp_path / "s"))
     reader = BusReader(path / "bus.0.raw")
     if told:
-        assert outline.use(reader, Session(path).region)
+        assert block_index.use(reader, Session(path).region)
     chunks = list(BusReader(path / "bus.0.raw").chunks())
     there = [Seen.of(chunk) for chunk in reader.chunks()]
     good = [not chunk.lost if told else isinstance(chunk, PlainChunk) for chunk in chunks]
@@ -452,19 +481,19 @@ def test_it_is_whole_or_not_there(session, monkeypatch):
     path = session(steps=200)
     flip(path / "bus.0.raw", 100)
     with pytest.raises(ParseError, match="CRC"):
-        outline.write(path / "bus.0.raw")
+        block_index.write(path / "bus.0.raw")
     assert not list(path.glob("bus.0.outline*"))
 
 
 def test_no_session_is_needed_to_read_it(small):
-    assert sum(seen.accesses for seen in outline.Outline(small / "bus.0.outline").seen()) == sum(
-        chunk.accesses for chunk in BusReader(small / "bus.0.raw").chunks()
-    )
+    assert sum(
+        seen.accesses for seen in block_index.Outline(small / "bus.0.outline").seen()
+    ) == sum(chunk.accesses for chunk in BusReader(small / "bus.0.raw").chunks())
 
 
 def test_it_can_be_sent(small):
     """To another process, as a reader that has it is."""
-    found = pickle.loads(pickle.dumps(outline.Outline(small / "bus.0.outline")))
+    found = pickle.loads(pickle.dumps(block_index.Outline(small / "bus.0.outline")))
     assert isinstance(found._source, Source)
     assert list(found.seen())
 
@@ -482,8 +511,8 @@ def test_it_can_be_sent(small):
 )  # fmt: skip
 def test_sums_tell_one_change_and_two_that_change_places(seed, size, changes):
     words = np.random.default_rng(seed).integers(0, 1 << 64, (size, 1024), np.uint64)
-    before = blocks.sums_of(words)
-    assert before.shape == (-(-size // blocks.PIECE_BLOCKS), 2)
+    before = decode.sums_of(words)
+    assert before.shape == (-(-size // decode.PIECE_BLOCKS), 2)
     flat = words.reshape(-1)
     if isinstance(changes, list):
         ((at, bits),) = changes
@@ -493,15 +522,15 @@ def test_sums_tell_one_change_and_two_that_change_places(seed, size, changes):
         if flat[one] == flat[other]:
             return
         flat[[one, other]] = flat[[other, one]]
-    assert (blocks.sums_of(words) != before).any()
+    assert (decode.sums_of(words) != before).any()
 
 
 def test_sums_are_what_they_are_said_to_be():
     words = np.random.default_rng(1).integers(
-        0, 1 << 64, (blocks.PIECE_BLOCKS + 2, 1024), np.uint64
+        0, 1 << 64, (decode.PIECE_BLOCKS + 2, 1024), np.uint64
     )
-    for piece, (total, by_place) in enumerate(blocks.sums_of(words).tolist()):
-        here = words[piece * blocks.PIECE_BLOCKS :][: blocks.PIECE_BLOCKS].ravel().tolist()
+    for piece, (total, by_place) in enumerate(decode.sums_of(words).tolist()):
+        here = words[piece * decode.PIECE_BLOCKS :][: decode.PIECE_BLOCKS].ravel().tolist()
         assert total == sum(here) % (1 << 64)
         assert by_place == sum(i * word for i, word in enumerate(here, 1)) % (1 << 64)
 
@@ -515,7 +544,7 @@ def test_nothing_but_errors_of_ptat(small, tmp_path):
     for _ in range(60):
 
         def change(chunks, **_):
-            field = choose.choice(outline.CHUNK.names)
+            field = choose.choice(block_index.CHUNK.names)
             row = choose.randrange(len(chunks))
             chunks[field][row] ^= np.uint64(1) << np.uint64(choose.randrange(20))
 
@@ -529,14 +558,16 @@ def test_nothing_but_errors_of_ptat(small, tmp_path):
 
 def test_groups_are_bounded(tmp_path, monkeypatch):
     """However many records other than reads there are, few are held at a time."""
-    monkeypatch.setattr(outline, "GROUP_RECORDS", 3000)
+    monkeypatch.setattr(block_index, "GROUP_RECORDS", 3000)
     data, _ = encode([("access", 1, 64, True), ("lost", 1, 9, None)], repeat=20_000)
     (tmp_path / "bus.0.raw").write_bytes(data)
-    outline.write(tmp_path / "bus.0.raw")
-    found = outline.Outline(tmp_path / "bus.0.outline")
+    block_index.write(tmp_path / "bus.0.raw")
+    found = block_index.Outline(tmp_path / "bus.0.outline")
     groups = [seen.stores[0].size + len(seen.lost) for seen in found.seen()]
     assert sum(groups) == 40_000
     assert max(groups) < 3000 + 3 * wire.BLOCK_WORDS
-    monkeypatch.setattr(outline, "GROUP_RECORDS", max(groups) - 3 * (wire.BLOCK_RECORDS_MAX + 1))
+    monkeypatch.setattr(
+        block_index, "GROUP_RECORDS", max(groups) - 3 * (wire.BLOCK_RECORDS_MAX + 1)
+    )
     with pytest.raises(ParseError, match="damaged"):
-        outline.Outline(tmp_path / "bus.0.outline")
+        block_index.Outline(tmp_path / "bus.0.outline")

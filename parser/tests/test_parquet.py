@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_parser import parquet
-from ptat_parser.parquet import PAGE_ROWS, Column, Text, Writer
+from ptat_parser.formats import parquet
+from ptat_parser.formats.parquet import PAGE_ROWS, Column, Text, Writer
 
 COLUMNS = [Column("time", np.int64), Column("page", np.uint32), Column("kind", np.uint8)]
 

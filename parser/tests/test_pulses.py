@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptat_parser import parse, pulses, wire
-from ptat_parser.blocks import BlockWriter, BusReader
-from ptat_parser.check import check
+from ptat_parser import parse, wire
+from ptat_parser.capture import channel_sync
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
+from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput, SessionError
 
 TICK_HZ = 1_000_000_000
@@ -48,8 +50,8 @@ def write(
         if number in dropped:
             continue
         age = 37 * (number % 5)
-        argument = (PULSE_0[channel] + number) % pulses.NUMBERS << wire.SYNC_NUMBER_SHIFT
-        argument |= pulses.AGE_UNKNOWN if number in unsure else age
+        argument = (PULSE_0[channel] + number) % channel_sync.NUMBERS << wire.SYNC_NUMBER_SHIFT
+        argument |= channel_sync.AGE_UNKNOWN if number in unsure else age
         records.append((clock(ticks) - early + age, None, argument))
     # Boards number their blocks alike: a board does not know its channel.
     with path.open("wb") as file, BlockWriter(file, channel=0) as writer:
@@ -147,7 +149,7 @@ def test_the_drift_is_found(session):
     split(path)
     readers = [BusReader(path / f"bus.{i}.raw", 0) for i in (0, 1)]
     channels = tuple(parse(path).session.board.channels)
-    clock = pulses.align(*map(pulses.read, readers), channels, path)
+    clock = channel_sync.align(*map(channel_sync.read, readers), channels, path)
     assert clock.drift_ppm == pytest.approx(50, abs=2)
     for ticks in (0, 5, 777_777_777):
         assert abs(clock.one(to_second(ticks)) - ticks) <= 2

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ptat_parser import quick
-from ptat_parser.blocks import ACCESS_DELTA_SHIFT
-from ptat_parser.rpt import (
+from ptat_parser.capture.decode import ACCESS_DELTA_SHIFT
+from ptat_parser.replay import fast_path, page_counts
+from ptat_parser.replay.page_tables import (
     COUNTED_MAX,
     EMPTY,
     ENTRIES,
@@ -23,8 +23,10 @@ from ptat_parser.rpt import (
     UNTRACED,
     WITH_LEAVES,
     WRITTEN,
+    Rpt,
     first_quick,
 )
+from ptat_parser.replay.state import CURSORS, EMPTY_ROOM, ROOM, Config
 
 BASE, PAGES = 0x1000, 2
 """Of the region, in units of 8 bytes and of tables."""
@@ -39,35 +41,41 @@ def count(
     not to be told from their words.
     """
     words = np.array(words, np.uint64)
-    quick_slot = np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32)
-    slots = np.zeros(words.size + quick.AHEAD, np.uint32)
-    base, size = np.uint64(BASE), np.uint64(PAGES * ENTRIES)
-    in_line = np.uint64(ENTRIES - line)
-    assert not quick.find_slots(words, 0, words.size, base, size, in_line, quick_slot, slots)
-    counted_page = np.zeros(2 * ENTRIES // line if line > 1 else 0, np.uint32)
-    range_of_frame = np.array([-1, 0], np.int32)
-    row_of = np.zeros(ENTRIES * line, np.uint32)
-    pages = np.zeros((8, quick.PAGE_COLUMNS), np.int64)
+    rpt = Rpt(BASE * 8, PAGES * 4096, line)
     states, pendings, mapped = np.zeros((3, 2 * ENTRIES), np.uint8)
     states[ENTRIES:], pendings[ENTRIES:] = state, pending
-    parents = np.array([NO_PARENT, parent])
-    rows = 0
-    for number in np.flatnonzero(tally[ENTRIES:]):  # they were read before
-        rows = quick.note_read(number, epoch, row_of, pages, rows)
-    before, epoch_ticks = np.uint64(0 if times else epoch), np.uint64(epoch)
+    rpt.epoch_ticks = epoch
+    rpt.tables = rpt.tables._replace(
+        quick_slot=np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32),
+        range_of_frame=np.array([-1, 0], np.int32),
+        parent=np.array([NO_PARENT, parent]),
+        watched=np.array([watched], np.int32),
+        row_of=np.zeros(ENTRIES * line, np.uint32),
+        pending=pendings,
+        mapped=mapped,
+        state=states,
+        tally=tally,
+        counted_page=np.zeros(2 * ENTRIES // line if line > 1 else 0, np.uint32),
+    )
+    room = EMPTY_ROOM._replace(
+        t=rpt.tables,
+        pages=np.zeros((8, page_counts.PAGE_COLUMNS), np.int64),
+        cursors=np.zeros(1, CURSORS),
+        config=Config(base=np.uint64(BASE * 8), size=np.uint64(PAGES * 4096), line=line),
+        slots=np.zeros(words.size + fast_path.AHEAD, np.uint32),
+    )
+    room.cursors["epoch"] = epoch
+    memory = ROOM.memory()
+    ROOM.put(memory, room)
+    assert not fast_path.find_slots(words, 0, words.size, memory)
+    for number in np.flatnonzero(tally[ENTRIES:]).tolist():  # they were read before
+        page_counts.note_read(number, np.uint64(epoch), memory)
+    before = np.uint64(0 if times else epoch)
     times = np.array(times, np.uint64)
-    end, now, rows = quick.count_reads(
-        words, times, slots, 0, words.size, before, line, tally, epoch_ticks, counted_page, False,
-        parents, states, pendings, mapped, range_of_frame, np.array([watched], np.int32), row_of,
-        pages, rows,
-    )  # fmt: skip
-    quick.collect(
-        2 * ENTRIES, tally, epoch, counted_page, parents, states, range_of_frame, row_of, line,
-        pages,
-    )  # fmt: skip
-    columns = np.empty((quick.PAGE_COLUMNS, rows), np.int64)
-    quick.in_order(row_of, pages, columns)
-    return end, now, columns
+    end, now = fast_path.count_reads(words, times, 0, words.size, before, memory)
+    if counts := rpt.take_counts(0, 2 * ENTRIES):
+        page_counts.add_counts(room.pages, counts)
+    return end, now, page_counts.in_order(rpt.tables.row_of, room.pages)
 
 
 def read(entry, delta=1):
@@ -75,13 +83,17 @@ def read(entry, delta=1):
 
 
 def test_whether_pmd_entries_are_among_the_slots():
-    quick_slot = np.array([ENTRIES | OF_PMDS, 2 * ENTRIES, NO_SLOT], np.uint32)
     slots = np.zeros(2, np.uint32)
+    rpt = Rpt(BASE * 8, PAGES * 4096)
+    quick_slot = np.array([ENTRIES | OF_PMDS, 2 * ENTRIES, NO_SLOT], np.uint32)
+    config = Config(base=np.uint64(BASE * 8), size=np.uint64(PAGES * 4096))
+    memory = ROOM.memory()
+    tables = rpt.tables._replace(quick_slot=quick_slot)
+    ROOM.put(memory, EMPTY_ROOM._replace(t=tables, config=config, slots=slots))
 
     def found(*entries):
         words = np.array([BASE + entry for entry in entries], np.uint64)
-        base, size = np.uint64(BASE), np.uint64(PAGES * ENTRIES)
-        return quick.find_slots(words, 0, 2, base, size, np.uint64(ENTRIES - 1), quick_slot, slots)
+        return fast_path.find_slots(words, 0, 2, memory)
 
     assert found(3, ENTRIES + 5)
     assert slots.tolist() == [ENTRIES + 3, 2 * ENTRIES + 5]
@@ -113,9 +125,9 @@ def test_more_reads_than_a_slot_can_count(before):
     tally[ENTRIES + 7] = before
     end, now, columns = count([read(7), read(8), read(7), read(7)], tally)
     assert (end, now) == (4, 4)
-    assert columns[quick.P_PAGE].tolist() == [7, 8]
-    assert columns[quick.P_MISSES].tolist() == [before + 3, 1]
-    assert columns[quick.P_LAST].tolist() == [4, 2]
+    assert columns[page_counts.P_PAGE].tolist() == [7, 8]
+    assert columns[page_counts.P_MISSES].tolist() == [before + 3, 1]
+    assert columns[page_counts.P_LAST].tolist() == [4, 2]
     assert not tally.any()
 
 
@@ -125,12 +137,12 @@ def test_the_latest_time_that_an_epoch_has():
     words = [read(3, (1 << 23) - 1)] * 5
     epoch = 1 << 50
     _, now, columns = count(words, tally, epoch=epoch)
-    assert columns[quick.P_FIRST].tolist() == [epoch + (1 << 23) - 1]
-    assert columns[quick.P_LAST].tolist() == [now] == [epoch + 5 * ((1 << 23) - 1)]
+    assert columns[page_counts.P_FIRST].tolist() == [epoch + (1 << 23) - 1]
+    assert columns[page_counts.P_LAST].tolist() == [now] == [epoch + 5 * ((1 << 23) - 1)]
     tally[ENTRIES + 3] = late << 24 | 9
     *_, columns = count([], tally, epoch=epoch)
-    assert columns[quick.P_LAST].tolist() == [epoch + late]
-    assert columns[quick.P_MISSES].tolist() == [9]
+    assert columns[page_counts.P_LAST].tolist() == [epoch + late]
+    assert columns[page_counts.P_MISSES].tolist() == [9]
 
 
 def test_times_that_words_do_not_tell():
@@ -141,8 +153,8 @@ def test_times_that_words_do_not_tell():
     words = [read(3), read(3), read(4), BASE]
     end, now, columns = count(words, tally, epoch=epoch, times=times)
     assert (end, now) == (3, times[2])
-    assert columns[quick.P_FIRST].tolist() == [times[0], times[2]]
-    assert columns[quick.P_LAST].tolist() == [times[1], times[2]]
+    assert columns[page_counts.P_FIRST].tolist() == [times[0], times[2]]
+    assert columns[page_counts.P_LAST].tolist() == [times[1], times[2]]
     end, now, _ = count([BASE], tally, epoch=epoch, times=times)
     assert (end, now) == (0, 0)
 
@@ -160,7 +172,7 @@ def test_what_needs_a_closer_look_ends_it(word):
     tally = np.zeros(2 * ENTRIES, np.uint64)
     end, now, columns = count([read(1), read(2, 3), word, read(3)], tally)
     assert (end, now) == (2, 4)
-    assert columns[quick.P_PAGE].tolist() == [1, 2]
+    assert columns[page_counts.P_PAGE].tolist() == [1, 2]
 
 
 def test_an_empty_entry_needs_one():
@@ -176,9 +188,9 @@ def test_reads_of_pmd_entries_are_misses_where_these_are_huge_pages(state, misse
     tally[ENTRIES + 7] = before
     end, now, columns = count([read(7), read(8), read(7)], tally, state, parent=WITH_LEAVES)
     assert (end, now) == (3, 3)
-    assert columns[quick.P_PAGE].tolist() == [7, 8]
-    assert columns[quick.P_MISSES].tolist() == [misses * (before + 2), misses]
-    assert columns[quick.P_LAST].tolist() == [3, 2]
+    assert columns[page_counts.P_PAGE].tolist() == [7, 8]
+    assert columns[page_counts.P_MISSES].tolist() == [misses * (before + 2), misses]
+    assert columns[page_counts.P_LAST].tolist() == [3, 2]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +220,7 @@ def test_which_lines_of_pmd_entries_need_a_closer_look(line, more, first_page):
         assert end == 0
     else:
         assert end == 2
-        assert columns[quick.P_PAGE].tolist() == [first_page, 8 * 8 + 7]
+        assert columns[page_counts.P_PAGE].tolist() == [first_page, 8 * 8 + 7]
 
 
 PAGE = st.integers(0, 30)
@@ -223,20 +235,18 @@ def test_pages_of_two_are_merged(one, other, seed):
     rng = np.random.default_rng(seed)
     both = []
     for pages in (one, other):
-        columns = rng.integers(0, 100, (quick.PAGE_COLUMNS, len(pages)))
-        columns[quick.P_PAGE] = sorted(pages)
+        columns = rng.integers(0, 100, (page_counts.PAGE_COLUMNS, len(pages)))
+        columns[page_counts.P_PAGE] = sorted(pages)
         both.append(columns)
     expected = {}
     for column in np.concatenate(both, axis=1).T.tolist():
-        known = expected.setdefault(column[quick.P_PAGE], column)
+        known = expected.setdefault(column[page_counts.P_PAGE], column)
         if known is not column:
-            for kind in (quick.P_MISSES, quick.P_FAULTED, quick.P_STORES):
+            for kind in (page_counts.P_MISSES, page_counts.P_FAULTED, page_counts.P_STORES):
                 known[kind] += column[kind]
-            known[quick.P_FIRST] = min(known[quick.P_FIRST], column[quick.P_FIRST])
-            known[quick.P_LAST] = max(known[quick.P_LAST], column[quick.P_LAST])
-    assert quick.count_of_both(*both) == len(expected)
+            known[page_counts.P_FIRST] = min(
+                known[page_counts.P_FIRST], column[page_counts.P_FIRST]
+            )
+            known[page_counts.P_LAST] = max(known[page_counts.P_LAST], column[page_counts.P_LAST])
     rows = [expected[page] for page in sorted(expected)]
-    merged = np.empty((quick.PAGE_COLUMNS, len(expected)), np.int64)
-    for into in [merged, both[0]] if one >= other else [merged]:
-        quick.merge(*both, into)
-        assert into.T.tolist() == rows
+    assert page_counts.merge(*both).T.tolist() == rows

@@ -9,16 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Reference, classify
 
-from ptat_parser import clock, kernel_log, markers, quick, replay_data, timed_events
-from ptat_parser import replay as replaying
-from ptat_parser.blocks import BusReader
-from ptat_parser.check import check
-from ptat_parser.faults import HOLD_S, LAGS_LEARNT, PATIENCE_S
-from ptat_parser.kernel_log import TableEvent
-from ptat_parser.results import parse
-from ptat_parser.rpt import Rpt
-from ptat_parser.session import Session
-from ptat_parser.survey import survey
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.checks.session import check
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.kernel import ring_buffer, tracepoints
+from ptat_parser.kernel.tracepoints import TableEvent
+from ptat_parser.order import clock, markers
+from ptat_parser.order.first_pass import survey
+from ptat_parser.replay import replayer, timed_events
+from ptat_parser.replay import state as replay_state
+from ptat_parser.replay.page_faults import HOLD_S, LAGS_LEARNT, PATIENCE_S
+from ptat_parser.replay.page_tables import Rpt
+from ptat_parser.results.pipeline import parse
 
 GIB = 1 << 30
 
@@ -37,21 +40,20 @@ def ready(path, chunk_blocks: int = 64, faults: bool = True, entries: bool = Fal
         session.channel.tick_hz,
         session.kernel.tsc_hz,
     )
-    replayer = replaying.Replayer(
-        session, log, placement, fitted, found.chunks, faults=faults, entries=entries
-    )
-    return replayer, found.accesses, session, log, reader, placement, fitted
+    order = replayer.Order(log, placement, fitted, found.chunks)
+    made = replayer.Replayer(session, order, faults=faults, entries=entries)
+    return made, found.accesses, session, log, reader, placement, fitted
 
 
 def replay(path, chunk_blocks: int = 64):
     """What the compiled replay says, and all that it was given."""
     replayer, accesses, *given = ready(path, chunk_blocks)
     reader = given[2]
-    columns = replay_data.Records(
+    columns = replay_state.Records(
         *(np.empty(accesses, dtype) for dtype in (np.uint64, np.uint32, np.uint8))
     )
-    done = replayer.run(reader, replay_data.Span(0, 0, reader.blocks), columns)
-    reads = int(done.counters[replay_data.N_OUTPUT])
+    done = replayer.run(reader, replay_state.Segment(0, 0, reader.blocks), columns)
+    reads = int(done.tally["reads"][0])
     records = list(zip(*(column[:reads].tolist() for column in columns), strict=True))
     mms = [mm.id for mm in replayer.rpt.mms]
     rows = []
@@ -89,7 +91,7 @@ def reference_of(session, log, reader, placement, fitted):
     steps += [(p, 0, at, event) for p, at, event in late]
     steps.sort(key=lambda step: step[:3])
     timed = log.timed.between()
-    faults = timed[timed["kind"] == kernel_log.FAULT]
+    faults = timed[timed["kind"] == tracepoints.FAULT]
     fault_ticks = (fitted.to_ticks(faults["time"]) + np.uint64(1)).tolist()
     reference = Reference(
         region.base,
@@ -165,14 +167,13 @@ def test_compiled_replay_equals_the_reference(
     *given_to_it, done, rows = replay(path, chunk_blocks)
     reference = reference_of(*given_to_it)
     assert rows == [(r.ticks, r.kind, r.mm, r.va, r.size) for r in reference.records]
-    assert int(done.counters[replay_data.UNEXPLAINED]) == len(reference.unexplained)
-    assert int(done.counters[replay_data.READBACKS]) == reference.readbacks
-    names = (replay_data.WALKS_WHOLE, replay_data.WALKS_BROKEN, replay_data.AMBIGUOUS)
-    walks = tuple(done.counters[list(names)].tolist())
+    assert int(done.tally["unexplained"][0]) == len(reference.unexplained)
+    assert int(done.tally["readbacks"][0]) == reference.readbacks
+    walks = done.tally[["walks_whole", "walks_broken", "ambiguous"]][0].tolist()
     assert walks == (reference.whole, reference.broken, reference.ambiguous)
     _, log, *_ = given_to_it
-    if granularity > 8 and np.any(log.tables["kind"] == kernel_log.LEAF_SET):
-        assert int(done.counters[replay_data.WALK_STEP]) == reference.step_16
+    if granularity > 8 and np.any(log.tables["kind"] == tracepoints.LEAF_SET):
+        assert int(done.delays["walk_step"][0]) == reference.step_16
 
 
 @settings(max_examples=25)
@@ -194,28 +195,25 @@ def test_misses_are_those_that_the_machine_had(
     path = machine.write(tmp_path_factory.mktemp("replay") / "s")
     *_, done, rows = replay(path)
     entries = granularity // 8
-    assert [(t, mm, va, size) for t, kind, mm, va, size in rows if kind == quick.MISS] == [
+    assert [(t, mm, va, size) for t, kind, mm, va, size in rows if kind == replay_state.MISS] == [
         (t, mm, va // (size * entries) * size * entries, size)
         for t, mm, va, size in machine.expected
     ]
-    assert done.counters[replay_data.UNEXPLAINED] == 0
-    assert done.counters[replay_data.FAULTS_UNMATCHED] == 0
-    assert done.counters[replay_data.READBACKS] == machine.readbacks
+    assert done.tally["unexplained"][0] == 0
+    assert done.tally["faults_unmatched"][0] == 0
+    assert done.tally["readbacks"][0] == machine.readbacks
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_region_costs_only_what_it_could_not_hold(tmp_path, seed):
     machine = synthetic.Machine(seed, untraced=0.5).run(200)
     *_, done, rows = replay(machine.write(tmp_path / "s"))
-    assert [(t, mm, va) for t, kind, mm, va, _ in rows if kind == quick.MISS] == [
+    assert [(t, mm, va) for t, kind, mm, va, _ in rows if kind == replay_state.MISS] == [
         (t, mm, va) for t, mm, va, _ in machine.expected
     ]
-    assert done.counters[replay_data.FAULTS_UNMATCHED] == 0
-    faulted = sum(kind == quick.FAULT for _, kind, *_ in rows)
-    assert (
-        faulted
-        == done.counters[replay_data.FAULTS_EMPTY] + done.counters[replay_data.FAULTS_MATCHED]
-    )
+    assert done.tally["faults_unmatched"][0] == 0
+    faulted = sum(kind == replay_state.FAULT for _, kind, *_ in rows)
+    assert faulted == done.tally["faults_empty"][0] + done.tally["faults_matched"][0]
 
 
 def kinds_and_pages(path):
@@ -273,7 +271,9 @@ def test_huge_pages_move_with_their_table(tmp_path):
     machine.move(mm, 0, 5 * GIB)
     for _ in range(3):
         machine.walk(mm, 5 * GIB, False)
-    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(quick.MISS, mm.id, 5 * GIB)] * 3
+    assert (
+        kinds_and_pages(machine.write(tmp_path / "s")) == [(replay_state.MISS, mm.id, 5 * GIB)] * 3
+    )
 
 
 def test_huge_pages_of_a_table_that_is_linked_later(tmp_path):
@@ -285,7 +285,7 @@ def test_huge_pages_of_a_table_that_is_linked_later(tmp_path):
     machine.event("ptat_table_link", mm=mm.id, pa=table.pa, slot_pa=0, va=0, level=2)
     for _ in range(3):
         machine.access_bus(table.pa, False)
-    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(quick.MISS, mm.id, 0)] * 3
+    assert kinds_and_pages(machine.write(tmp_path / "s")) == [(replay_state.MISS, mm.id, 0)] * 3
 
 
 def test_stale_reads_belong_to_the_old_owner(tmp_path):
@@ -299,8 +299,8 @@ def test_stale_reads_belong_to_the_old_owner(tmp_path):
     machine.event("ptat_table_alloc", mm=mm.id, pa=table.pa, va=0, level=1)
     machine.access_bus(table.pa + 8 * 5, False)
     assert kinds_and_pages(machine.write(tmp_path / "s")) == [
-        (quick.MISS, mm.id, 0x5000),
-        (quick.FAULT, mm.id, 0x5000),
+        (replay_state.MISS, mm.id, 0x5000),
+        (replay_state.FAULT, mm.id, 0x5000),
     ]
 
 
@@ -312,15 +312,15 @@ def test_copy_on_write_fault(tmp_path):
     machine.access(mm, 0x5000)
     machine.access(mm, 0x5000, write=True)
     what = [kind for kind, _, va in kinds_and_pages(machine.write(tmp_path / "s")) if va == 0]
-    pte_reads = [kind for kind in what if kind != quick.PMD_READ]
-    assert pte_reads == [quick.MISS, quick.FAULT, quick.MISS]
+    pte_reads = [kind for kind in what if kind != replay_state.PMD_READ]
+    assert pte_reads == [replay_state.MISS, replay_state.FAULT, replay_state.MISS]
 
 
 def assert_misses(machine, directory):
     """Each when and of whom it is; and of which page, if the bus tells."""
     *_, rows = replay(machine.write(directory / "s"))
     known = slice(None) if machine.granularity == 8 else slice(2)  # of time, mm, address, size
-    misses = [(t, *what)[known] for t, kind, *what in rows if kind == quick.MISS]
+    misses = [(t, *what)[known] for t, kind, *what in rows if kind == replay_state.MISS]
     assert misses == [miss[known] for miss in machine.expected]
 
 
@@ -578,8 +578,8 @@ def test_a_walk_that_pauses_has_a_long_step(tmp_path):
         machine.access_bus(machine.slot(table, 0), False, range(50, 51))
         *given_to_it, done, _ = replay(machine.write(tmp_path / f"{pause}"))
         reference = reference_of(*given_to_it)
-        assert int(done.counters[replay_data.WALKS_WHOLE]) == reference.whole
-        assert int(done.counters[replay_data.WALK_STEP]) == reference.step_16
+        assert int(done.tally["walks_whole"][0]) == reference.whole
+        assert int(done.delays["walk_step"][0]) == reference.step_16
         found.append(reference.step_16)
     assert found[1] > found[0] + 16
 
@@ -592,14 +592,14 @@ def test_a_walk_of_two_groups_of_accesses(tmp_path, granularity):
     for index in range(8):
         machine.set_pte(mm, index << 21, True)
     pmd, table = (machine.slot(table, 0) for table in (machine.pmd(mm, 0), machine.pte(mm, 0)))
-    for _ in range(replay_data.GROUP):  # at each place of a group once
+    for _ in range(replay_state.GROUP):  # at each place of a group once
         machine.access_bus(pmd, False)
-        for _ in range(replay_data.GROUP):
+        for _ in range(replay_state.GROUP):
             machine.access_bus(table, False)
     *given_to_it, done, _ = replay(machine.write(tmp_path / "s"))
     reference = reference_of(*given_to_it)
-    assert int(done.counters[replay_data.WALKS_WHOLE]) == reference.whole == replay_data.GROUP
-    assert int(done.counters[replay_data.WALKS_BROKEN]) == reference.broken
+    assert int(done.tally["walks_whole"][0]) == reference.whole == replay_state.GROUP
+    assert int(done.tally["walks_broken"][0]) == reference.broken
 
 
 def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
@@ -614,10 +614,10 @@ def test_speculative_walks_do_not_take_later_fault_events(tmp_path):
     machine.access(mm, 0x5000, write=True)
     rows = kinds_and_pages(machine.write(tmp_path / "s"))
     assert [kind for kind, _, va in rows if va == 0x5000] == [
-        quick.FAULT,
-        quick.MISS,
-        quick.FAULT,
-        quick.MISS,
+        replay_state.FAULT,
+        replay_state.MISS,
+        replay_state.FAULT,
+        replay_state.MISS,
     ]
 
 
@@ -725,7 +725,7 @@ def test_untraced_tables_are_told(tmp_path):
 
 
 def test_held_back_records_keep_their_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(replaying, "HELD_BACK", 50)
+    monkeypatch.setattr(replayer, "HELD_BACK", 50)
     machine = synthetic.Machine(5).run(300)
     path = machine.write(tmp_path / "s")
     *given_to_it, _, rows = replay(path, chunk_blocks=1)
@@ -757,15 +757,15 @@ def test_each_miss_has_the_span_of_its_time(tmp_path, huge):
 
 @pytest.mark.parametrize(("faults", "entries"), [(True, False), (True, True), (False, True)])
 def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, faults, entries):
-    monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * 4096)
+    monkeypatch.setattr(ring_buffer, "BATCH_BYTES", 2 * 4096)
     machine = synthetic.Machine(4, cpus=2, granularity=64, entries=True).run(1500)
     replayer, *_, fitted = ready(machine.write(tmp_path / "s"), faults=faults, entries=entries)
-    events = replayer._timed._log.between()
-    events = events[np.where(events["kind"] == kernel_log.FAULT, faults, entries)]
+    events = replayer.timed._log.between()
+    events = events[np.where(events["kind"] == tracepoints.FAULT, faults, entries)]
     ticks = (fitted.to_ticks(events["time"]) + np.uint64(1)).tolist()
     kinds = events["kind"].tolist()
     assert len(ticks) > 500
-    of_faults = [at for at, kind in zip(ticks, kinds, strict=True) if kind == kernel_log.FAULT]
+    of_faults = [at for at, kind in zip(ticks, kinds, strict=True) if kind == tracepoints.FAULT]
     for first, distance in zip(replayer._firsts, replayer.from_fault_ticks, strict=True):
         assert distance == min(
             (abs(at - first.ticks) for at in of_faults if first), default=np.iinfo(np.int64).max
@@ -774,8 +774,8 @@ def test_a_span_has_the_events_of_its_time(tmp_path, monkeypatch, faults, entrie
     for number in range(300):
         start, end = sorted(choose.choice(ticks) + choose.randrange(-1, 2) for _ in range(2))
         last = choose.random() < 0.1
-        span = replay_data.Span(number, 0, 0, 0, 0, start, None if last else end)
-        timed = replayer._timed.of(span, replayer._config, replayer.rpt)
+        span = replay_state.Segment(number, 0, 0, 0, 0, start, None if last else end)
+        timed = replayer.timed.of(span, replayer.config, replayer.rpt)
         first = bisect_left(ticks, start) if number else 0
         until = None if last else bisect_left(ticks, end)
         assert (timed.time.tolist(), timed.kind.tolist()) == (
@@ -826,7 +826,7 @@ def test_a_table_below_one_that_has_none_below():
     """A log that says so contradicts itself: it is counted, and addresses stay addresses."""
     base, last = GIB, (1 << 64) - (1 << 21)
     tables = Rpt(base, 1 << 20)
-    link = TableEvent(0, kernel_log.TABLE_LINK, *[0] * 12, b"")
+    link = TableEvent(0, tracepoints.TABLE_LINK, *[0] * 12, b"")
     for page, slot_pa, va in ((1, 0, last), (2, base + 4096 + 511 * 8, 1 << 21)):
         event = link._replace(mm=5, level=1, pa=base + page * 4096, slot_pa=slot_pa, va=va)
         tables.apply(event, 0)

@@ -19,9 +19,13 @@ from conftest import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_parser import blocks, load, parse, results, spans, survey, validate, wire
+from ptat_parser import load, parse, validate, wire
+from ptat_parser.capture import reader as capture_reader
 from ptat_parser.errors import BadInput, ParseError, PtatError, SessionError
-from ptat_parser.parquet import Writer
+from ptat_parser.formats.parquet import Writer
+from ptat_parser.replay import segments
+from ptat_parser.results import pipeline
+from ptat_parser.results import reader as results_reader
 
 
 def test_files_and_columns(session):
@@ -83,10 +87,10 @@ def test_encodings(session):
 
 
 def test_parts(session, monkeypatch):
-    monkeypatch.setattr("ptat_parser.parquet.GROUP_ROWS", 20)
-    monkeypatch.setattr(results.spans, "SPAN_ACCESSES", 500)
-    monkeypatch.setattr("ptat_parser.replay.HELD_BACK", 20)
-    monkeypatch.setattr("ptat_parser.blocks.CHUNK_BLOCKS", 1)
+    monkeypatch.setattr("ptat_parser.formats.parquet.GROUP_ROWS", 20)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 500)
+    monkeypatch.setattr("ptat_parser.replay.replayer.HELD_BACK", 20)
+    monkeypatch.setattr("ptat_parser.capture.reader.CHUNK_BLOCKS", 1)
     path = session(steps=2000)
     found = parse(path)
     assert len(list((path / "results" / "misses").iterdir())) > 3
@@ -101,7 +105,7 @@ def test_parts(session, monkeypatch):
 def test_rows_of_numbers(known, asked):
     """Also far apart, in little memory; a number that no page has is told."""
     numbers = np.array(sorted(known), np.uint32)
-    found = results.Results(SimpleNamespace(results_path=Path("results")), {})
+    found = results_reader.Results(SimpleNamespace(results_path=Path("results")), {})
     found.__dict__["page_numbers"] = numbers
     row_of = {number: row for row, number in enumerate(numbers.tolist())}
     assert found.row_of(numbers[::-1]).tolist() == list(reversed(row_of.values()))
@@ -151,9 +155,8 @@ def test_load_notices_a_newer_recording(session):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_progress_reaches_the_end(session, monkeypatch, workers):
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 1)
-    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2)
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", 1)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1500)
     seen = []
     path = session(steps=3000)
     parse(path, progress=lambda *step: seen.append(step), workers=workers)
@@ -311,19 +314,19 @@ def test_two_at_once_take_turns(session, monkeypatch):
     path = session(steps=200)
     begun, go_on = [threading.Event() for _ in range(2)], threading.Event()
     waiting = iter(begun)
-    parse_into = results._parse_into
+    parse_into = pipeline._parse_into
 
     def note(*arguments):
         next(waiting).set()
         assert go_on.wait(60)
         return parse_into(*arguments)
 
-    monkeypatch.setattr(results, "_parse_into", note)
+    monkeypatch.setattr(pipeline, "_parse_into", note)
     with ThreadPoolExecutor(2) as pool:
         steps = queue.SimpleQueue()
         both = [pool.submit(parse, path, progress=lambda *step: steps.put(step)) for _ in begun]
         assert begun[0].wait(60)
-        assert steps.get(timeout=60) == (results.WAITING, 0, 1)
+        assert steps.get(timeout=60) == (pipeline.WAITING, 0, 1)
         assert not begun[1].wait(0.3)
         go_on.set()
         first, second = (future.result().summary for future in both)

@@ -5,7 +5,7 @@ import pytest
 import synthetic
 
 from ptat_parser.errors import SessionError
-from ptat_parser.session import Session
+from ptat_parser.formats.session import Session
 
 
 @pytest.fixture

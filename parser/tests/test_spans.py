@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,28 +19,24 @@ import pytest
 import synthetic
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_blocks import encode
 from test_time import within
 
 from capture_model import Model
-from ptat_parser import (
-    archive,
-    blocks,
-    kernel_log,
-    outline,
-    parse,
-    quick,
-    replay,
-    replay_data,
-    results,
-    spans,
-    survey,
-    wire,
-)
-from ptat_parser.blocks import BusReader
-from ptat_parser.clock import Clock
+from ptat_parser import parse, wire
+from ptat_parser.capture import block_index, chunks, decode
+from ptat_parser.capture import reader as capture_reader
+from ptat_parser.capture.reader import BusReader
 from ptat_parser.errors import ParseError, PtatError
-from ptat_parser.rpt import EPOCH_TICKS
+from ptat_parser.formats import archive
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.kernel import ring_buffer
+from ptat_parser.order import first_pass
+from ptat_parser.order.clock import Clock
+from ptat_parser.replay import replayer, segments
+from ptat_parser.replay import state as replay_state
+from ptat_parser.replay import workers as replay_workers
+from ptat_parser.replay.page_tables import EPOCH_TICKS
+from ptat_parser.results import writer as results_writer
 
 MANY = 4
 """Workers."""
@@ -49,9 +44,9 @@ MANY = 4
 
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch):
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 1)
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1500)
-    monkeypatch.setattr(kernel_log, "BATCH_BYTES", 2 * 4096)
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", 1)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1500)
+    monkeypatch.setattr(ring_buffer, "BATCH_BYTES", 2 * 4096)
 
 
 class Steady(synthetic.Machine):
@@ -121,7 +116,7 @@ def test_cut_or_not_is_the_same(tmp_path_factory, seed, levels, entries, psc):
     parts = len(list((path / "results" / "misses").iterdir()))
     found = {name: rows(path, name) for name in ("misses", "other", "pages.parquet")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
+        patch.setattr(segments, "SEGMENT_ACCESSES", 1 << 40)
         assert parse(path).summary == cut
     assert parts > 1
     for name, content in found.items():
@@ -135,7 +130,7 @@ def test_cut_or_not_is_the_same(tmp_path_factory, seed, levels, entries, psc):
 def test_right_on_lines_of_tables_and_huge_pages(tmp_path, monkeypatch, seed, lossy, entries, cut):
     """What a read of such a line was, only the next read tells, which may be lost."""
     if not cut:
-        monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
+        monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1 << 40)
     machine = busy_machine(seed, lossy=lossy, granularity=64, entries=entries)
     results = parse(machine.write(tmp_path / "s"))
     assert (len(list((tmp_path / "s" / "results" / "misses").iterdir())) > 1) == cut
@@ -185,9 +180,9 @@ def test_pages_count_what_is_written(
     machine.event("ptat_marker", cookie=2)
     path = machine.write(tmp_path_factory.mktemp("counts") / "s")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "SPAN_ACCESSES", accesses)
+        patch.setattr(segments, "SEGMENT_ACCESSES", accesses)
         results = parse(path)
-        reads = [read | {"kind": quick.MISS} for read in rows(path, "misses")]
+        reads = [read | {"kind": replay_state.MISS} for read in rows(path, "misses")]
         assert len(reads) == len(machine.expected)
         reads += rows(path, "other")
         pages = rows(path, "pages.parquet")
@@ -199,8 +194,8 @@ def test_pages_count_what_is_written(
         kinds[read["page"], read["kind"]] += 1
     for page in pages:
         number = page["page"]
-        assert page["misses"] == kinds[number, quick.MISS]
-        assert page["faulted"] == kinds[number, quick.FAULT]
+        assert page["misses"] == kinds[number, replay_state.MISS]
+        assert page["faulted"] == kinds[number, replay_state.FAULT]
         assert page["first_ns"] == min(times[number])
         assert page["last_ns"] == max(times[number])
     if granularity == 8:
@@ -251,24 +246,26 @@ def test_who_skips_spans_finds_the_same(
     )
     path = machine.write(tmp_path_factory.mktemp("spans") / "s")
     if outlined:
-        outline.write(path / "bus.0.raw")
+        block_index.write(path / "bus.0.raw")
 
     def replay_with_help(workers, replayer, reader, cut, make_output, progress):
         """Two that skip by turns, and one that starts anew for each span that is left."""
         first, second = replayer, copy.deepcopy(replayer)
-        joined = spans.Joined()
-        for span, job in zip(cut, spans.jobs(copy.deepcopy(replayer), reader, cut), strict=True):
+        joined = segments.Joined()
+        for span, job in zip(
+            cut, replay_workers.jobs(copy.deepcopy(replayer), reader, cut), strict=True
+        ):
             part = reader.part(span.first_block, span.end_block)
             mine, other = (first, second) if span.number % 3 else (second, first)
             if span.number % 5 == 4:
                 alone = copy.deepcopy(replayer)
                 alone.take_pages()
-                done, pages = spans.replay_span(alone, make_output, job)
+                done, pages = replay_workers.replay_segment(alone, make_output, job)
                 first.skip(part, span)
                 second.skip(part, span)
                 joined.add_pages(pages)
             else:
-                done = spans._replay(mine, part, span, make_output)
+                done = replay_workers.replay_one(mine, part, span, make_output)
                 other.skip(part, span)
             joined.add(done)
         for one in (first, second):
@@ -276,10 +273,10 @@ def test_who_skips_spans_finds_the_same(
         return joined.whole(first.rpt)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spans, "SPAN_ACCESSES", accesses)
-        patch.setattr(replay, "HELD_BACK", held_back)
-        patch.setattr(results, "_ROOM", 2)
-        patch.setattr(spans, "replay_in_processes", replay_with_help)
+        patch.setattr(segments, "SEGMENT_ACCESSES", accesses)
+        patch.setattr(replayer, "HELD_BACK", held_back)
+        patch.setattr(results_writer, "_ROOM", 2)
+        patch.setattr(replay_workers, "replay_in_processes", replay_with_help)
         for counts_only in (False, True):
             found = []
             for workers in (1, 2):
@@ -303,16 +300,16 @@ def test_spans_of_accesses_only_are_skipped_without_their_chunks(
         log.pop()
     path = machine.write(tmp_path / "s")
     if what == "forgotten":
-        monkeypatch.setattr(blocks, "STORES_REMEMBERED", 0)
+        monkeypatch.setattr(capture_reader, "STORES_REMEMBERED", 0)
     elif what == "too many":
-        monkeypatch.setattr(blocks, "STORES_AT_ONCE", 10)
+        monkeypatch.setattr(capture_reader, "STORES_AT_ONCE", 10)
     elif what == "not stopped":  # a block of reads, and the last event with its marker
         os.truncate(path / "bus.0.raw", (path / "bus.0.raw").stat().st_size - wire.BLOCK_BYTES)
         fields = json.loads((path / "session.json").read_text())
         fields.update(complete=False, incomplete_reason="interrupted")
         (path / "session.json").write_text(json.dumps(fields))
     if outlined:
-        outline.write(path / "bus.0.raw")
+        block_index.write(path / "bus.0.raw")
     read: list[BusReader] = []
 
     def numbered(reader, numbered=BusReader.numbered, **options):
@@ -335,8 +332,8 @@ def test_spans_of_accesses_only_are_skipped_without_their_chunks(
                 np.testing.assert_array_equal(one, another, name)
         return by_processes(workers, other, reader, cut[:0], *arguments)
 
-    by_processes = spans.replay_in_processes
-    monkeypatch.setattr(spans, "replay_in_processes", skip_and_replay)
+    by_processes = replay_workers.replay_in_processes
+    monkeypatch.setattr(replay_workers, "replay_in_processes", skip_and_replay)
     parse(path, workers=2)
     first, *between, last = without
     assert len(between) > 2
@@ -373,8 +370,8 @@ def test_a_table_that_is_read_after_another_took_its_place(tmp_path):
 
 def test_a_fault_is_not_about_a_read_before_one_that_was_not_held(tmp_path, monkeypatch):
     """The last read of its page is too long ago, and those before it are older still."""
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
-    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1 << 40)
+    monkeypatch.setattr(replayer, "HELD_BACK", 2000)
     machine = synthetic.Machine(levels="pte")
     mm = machine.exec()
     other = 5 << 21
@@ -400,20 +397,20 @@ def test_a_fault_is_not_about_a_read_before_one_that_was_not_held(tmp_path, monk
 
 def test_reads_are_held_until_they_are_settled(tmp_path, monkeypatch):
     """So many as a fault event may be about, and no more, however many there are."""
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
-    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1 << 40)
+    monkeypatch.setattr(replayer, "HELD_BACK", 2000)
     path = busy(tmp_path / "s")
     expected = parse(path, workers=MANY).summary
     whole = digests(path)
     rooms = []
-    make_room = results._Output.make_room
+    make_room = results_writer._Output.make_room
 
     def note(output, used, settled, wanted):
         rooms.append((used, settled))
         return make_room(output, used, settled, wanted)
 
-    monkeypatch.setattr(results._Output, "make_room", note)
-    monkeypatch.setattr(results, "_ROOM", 2)
+    monkeypatch.setattr(results_writer._Output, "make_room", note)
+    monkeypatch.setattr(results_writer, "_ROOM", 2)
     assert parse(path).summary == expected
     assert digests(path) == whole
     assert sum(settled for _, settled in rooms) > 2000
@@ -434,20 +431,20 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path, granularity, coun
 
 def test_reads_are_written_behind(tmp_path, monkeypatch):
     """By another thread, while the replay of an only span goes on; and nothing else."""
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
-    monkeypatch.setattr(replay, "HELD_BACK", 2000)
-    monkeypatch.setattr(results, "_ROOM", 2)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1 << 40)
+    monkeypatch.setattr(replayer, "HELD_BACK", 2000)
+    monkeypatch.setattr(results_writer, "_ROOM", 2)
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
     writers = []
-    write = results._Output._write
+    write = results_writer._Output._write
 
     def note(*arguments):
         writers.append(threading.current_thread())
         return write(*arguments)
 
-    monkeypatch.setattr(results._Output, "_write", note)
+    monkeypatch.setattr(results_writer._Output, "_write", note)
     parse(path, workers=2)
     assert digests(path) == expected
     assert len(writers) > 6
@@ -458,11 +455,11 @@ def test_reads_are_written_behind(tmp_path, monkeypatch):
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize("accesses", [1500, 1 << 40])
 def test_a_full_disk_is_told_by_another(tmp_path, monkeypatch, at, accesses):
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", accesses)
-    monkeypatch.setattr(results, "_ROOM", 2)
-    monkeypatch.setattr(replay, "HELD_BACK", 2000)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", accesses)
+    monkeypatch.setattr(results_writer, "_ROOM", 2)
+    monkeypatch.setattr(replayer, "HELD_BACK", 2000)
     path = busy(tmp_path / "s")
-    write = results._Output._write
+    write = results_writer._Output._write
     written = iter(range(1000))
 
     def fail(*arguments):
@@ -470,7 +467,7 @@ def test_a_full_disk_is_told_by_another(tmp_path, monkeypatch, at, accesses):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(*arguments)
 
-    monkeypatch.setattr(results._Output, "_write", fail)
+    monkeypatch.setattr(results_writer._Output, "_write", fail)
     with pytest.raises(PtatError, match="No space left on device"):
         parse(path, workers=2)
     assert not list(path.glob("results*"))
@@ -508,7 +505,7 @@ def test_the_kernel_log_is_read_in_pieces(tmp_path, monkeypatch, entries):
     assert sum((path / "kernel" / f"cpu{cpu}.raw").stat().st_size for cpu in (0, 1)) > 8 * 4096
     found = []
     for batch_pages in (1, 3, 1 << 20):
-        monkeypatch.setattr(kernel_log, "BATCH_BYTES", batch_pages * 4096)
+        monkeypatch.setattr(ring_buffer, "BATCH_BYTES", batch_pages * 4096)
         parse(path)
         found.append(digests(path))
     assert found[0] == found[1] == found[2]
@@ -528,24 +525,24 @@ class Shortening(mmap.mmap):
 @pytest.mark.parametrize("chunk_blocks", [5, 40])
 def test_captures_are_mapped_or_read(tmp_path, monkeypatch, chunk_blocks, outlined):
     """Read where that is not a file of this machine, or the kernel does not do it."""
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", chunk_blocks)
     path = Model(800_000, pages=3000).write(tmp_path / "s")
     if outlined:
-        outline.write(path / "bus.0.raw")
+        block_index.write(path / "bus.0.raw")
     found = []
-    mapped, maps = [], blocks.PlainChunk.mapped
+    mapped, maps = [], chunks.PlainChunk.mapped
 
     def note(chunk):
         mapped.append(maps(chunk))
         return mapped[-1]
 
-    monkeypatch.setattr(blocks.PlainChunk, "mapped", note)
+    monkeypatch.setattr(chunks.PlainChunk, "mapped", note)
     with Path(os.devnull).open("rb") as device:
         for what, name, value in (
-            (blocks, "CHUNK_BLOCKS", chunk_blocks),
+            (capture_reader, "CHUNK_BLOCKS", chunk_blocks),
             (archive.RawStream, "file", device.fileno()),
             (archive.RawStream, "file", -1),
-            (blocks, "_MADV_POPULATE_READ", 1 << 30),
+            (chunks, "_MADV_POPULATE_READ", 1 << 30),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(what, name, value)
@@ -560,7 +557,7 @@ def test_captures_are_mapped_or_read(tmp_path, monkeypatch, chunk_blocks, outlin
 def test_a_capture_that_becomes_shorter_as_it_is_mapped_is_told(tmp_path, monkeypatch):
     path = Model(100_000, pages=3000).write(tmp_path / "s")
     monkeypatch.setattr(Shortening, "path", path / "bus.0.raw", raising=False)
-    monkeypatch.setattr("ptat_parser.blocks.mmap.mmap", Shortening)
+    monkeypatch.setattr("ptat_parser.capture.chunks.mmap.mmap", Shortening)
     with pytest.raises(ParseError, match=r"bus.0.raw: became shorter"):
         parse(path)
 
@@ -592,12 +589,12 @@ def test_results_are_the_same_if_accesses_are_apart_from_other_words(
             yield number, part
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
+        patch.setattr(capture_reader, "CHUNK_BLOCKS", chunk_blocks)
         patch.setattr(BusReader, "numbered", numbered)
         if outlined:
-            outline.write(path / "bus.0.raw")
+            block_index.write(path / "bus.0.raw")
         for least in (1 << 40, 1):
-            patch.setattr(blocks, "APART_BLOCKS", least)
+            patch.setattr(capture_reader, "APART_BLOCKS", least)
             parse(path)
             found.append(digests(path))
     assert found[0] == found[1]
@@ -606,9 +603,9 @@ def test_results_are_the_same_if_accesses_are_apart_from_other_words(
 
 def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
     """Of writes to pages that are there: in a long chunk, its blocks tell when."""
-    monkeypatch.setattr(replay, "HELD_BACK", 2000)
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 2 * replay_data.WATCH_GROUPS + 10)
+    monkeypatch.setattr(replayer, "HELD_BACK", 2000)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1 << 40)
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", 2 * replay_state.WATCH_GROUPS + 10)
     machine = synthetic.Machine(levels="pte", region_pages=128)
     mm = machine.exec()
     tables = range(60)
@@ -635,7 +632,7 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
     for way in ("short chunks", "read here", "read", "decoded"):
         with monkeypatch.context() as patch:
             if way == "short chunks":
-                patch.setattr(blocks, "CHUNK_BLOCKS", 1)
+                patch.setattr(capture_reader, "CHUNK_BLOCKS", 1)
             elif way != "read here":
                 patch.setattr(archive.RawStream, "file", -1)
             if way == "decoded":
@@ -647,16 +644,16 @@ def test_reads_are_held_from_before_a_fault(tmp_path, monkeypatch):
         found.append([rows(path, name) for name in ("misses", "other", "pages.parquet")])
     assert all(each == found[0] for each in found)
     # The first chunk, which has the mark START, another, and the one with STOP.
-    chunks = summary["totals"]["accesses"] / blocks.BLOCK_RECORDS_MAX / blocks.CHUNK_BLOCKS
+    chunks = summary["totals"]["accesses"] / decode.BLOCK_RECORDS_MAX / capture_reader.CHUNK_BLOCKS
     assert 2 < chunks < 3
 
 
 def test_a_late_fault_is_not_matched_with_an_older_read(tmp_path, monkeypatch):
     """Where the read that it is about was not held, as it is too long ago."""
-    monkeypatch.setattr(blocks, "APART_BLOCKS", 1 << 40)
-    monkeypatch.setattr(replay, "HELD_BACK", 2000)
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 1 << 40)
-    monkeypatch.setattr(blocks, "CHUNK_BLOCKS", 4 * replay_data.WATCH_GROUPS)
+    monkeypatch.setattr(capture_reader, "APART_BLOCKS", 1 << 40)
+    monkeypatch.setattr(replayer, "HELD_BACK", 2000)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 1 << 40)
+    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", 4 * replay_state.WATCH_GROUPS)
     late = 20_000
     machine = synthetic.Machine(levels="pte")
     mm = machine.exec()
@@ -665,7 +662,7 @@ def test_a_late_fault_is_not_matched_with_an_older_read(tmp_path, monkeypatch):
         machine.access(mm, va)
     va = pages[0]
     elsewhere = pages[-1]  # in another table
-    readings = replay_data.WATCH_GROUPS * blocks.BLOCK_RECORDS_MAX
+    readings = replay_state.WATCH_GROUPS * decode.BLOCK_RECORDS_MAX
     while len(machine.bus) < 2 * readings - late // 2:
         machine.access(mm, elsewhere)
     assert not machine.walk(mm, va, write=True)
@@ -731,38 +728,38 @@ def test_reads_bring_entry_events_where_stores_are_lost(tmp_path):
 def test_who_ends_last_works_for_little_longer_than_others(monkeypatch, quiet):
     """The last spans are short, however many there are; a short capture is not cut at all."""
     most, least, chunk = 1 << 16, 1 << 13, 1 << 10
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", most)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", most)
     for accesses in (least, 2 * least, most, 5 * most, 100 * most, 1000 * most):
-        firsts = [survey.FirstAccess(at, 0, False, 0) for at in range(0, accesses, chunk)]
+        firsts = [first_pass.FirstAccess(at, 0, False, 0) for at in range(0, accesses, chunk)]
         distance = np.full(len(firsts), 10 if quiet else 5)
-        cuts = spans._cuts(firsts, accesses, distance, quiet_ticks=10)
+        cuts = segments._cuts(firsts, accesses, distance, quiet_ticks=10)
         sizes = chunk * np.diff([0, *cuts, len(firsts)])
         assert bool(cuts) == (accesses > least)
         assert sizes.sum() == accesses
         left = np.cumsum(sizes[::-1])[::-1]
-        assert all(sizes <= np.maximum(left / spans.SPANS_LEFT + chunk, 2 * least))
+        assert all(sizes <= np.maximum(left / segments.SEGMENTS_LEFT + chunk, 2 * least))
         assert all(sizes[:-1] >= least)
         assert sizes.max() <= most
-        assert len(cuts) <= 3 * spans.SPANS_LEFT + accesses // most * 2
+        assert len(cuts) <= 3 * segments.SEGMENTS_LEFT + accesses // most * 2
 
 
 def noted_plan(monkeypatch):
     """The spans that are planned from now on, when they are."""
     planned = []
-    plan = spans.plan
+    plan = segments.plan
 
     def note(*arguments):
         planned.extend(plan(*arguments))
         return list(planned)
 
-    monkeypatch.setattr(spans, "plan", note)
+    monkeypatch.setattr(segments, "plan", note)
     return planned
 
 
 @pytest.mark.parametrize("counts_only", [False, True])
 def test_workers_that_end_at_once_write_the_same_bytes(tmp_path, monkeypatch, counts_only):
     """The whole has what only the last span's events tell, though no worker is free before."""
-    monkeypatch.setattr(spans, "SPAN_ACCESSES", 16000)
+    monkeypatch.setattr(segments, "SEGMENT_ACCESSES", 16000)
     path = busy(tmp_path / "s", phases=4, lossy=True)
     parse(path, counts_only=counts_only)
     expected = digests(path)
@@ -781,7 +778,7 @@ def test_spans_that_end_in_another_order_write_the_same_bytes(tmp_path, monkeypa
     context = multiprocessing.get_context("fork")
     ended = [context.Event() for _ in range(1000)]
     order, another = context.SimpleQueue(), context.Event()
-    replay_one = spans._replay
+    replay_one = replay_workers.replay_one
     parent = os.getpid()
 
     def wait_for_next(replayer, reader, span, *arguments):
@@ -796,7 +793,7 @@ def test_spans_that_end_in_another_order_write_the_same_bytes(tmp_path, monkeypa
         return found
 
     planned = noted_plan(monkeypatch)
-    monkeypatch.setattr(spans, "_replay", wait_for_next)
+    monkeypatch.setattr(replay_workers, "replay_one", wait_for_next)
     parse(path, workers=workers)
     found = [order.get() for _ in planned]
     assert len(planned) > workers
@@ -807,7 +804,7 @@ def test_spans_that_end_in_another_order_write_the_same_bytes(tmp_path, monkeypa
 
 def test_an_error_of_a_worker_is_told(tmp_path, monkeypatch):
     path = busy(tmp_path / "s", phases=2)
-    replay_one = spans._replay
+    replay_one = replay_workers.replay_one
     parent = os.getpid()
 
     def fail(*arguments):
@@ -815,27 +812,24 @@ def test_an_error_of_a_worker_is_told(tmp_path, monkeypatch):
             raise ParseError("the other's", "its hint")
         return replay_one(*arguments)
 
-    monkeypatch.setattr(spans, "_replay", fail)
+    monkeypatch.setattr(replay_workers, "replay_one", fail)
     with pytest.raises(ParseError, match="the other's") as error:
         parse(path, workers=MANY)
     assert error.value.hint == "its hint"
     assert not list(path.glob("results*"))
 
 
-@pytest.mark.parametrize("reading", [False, True])
-def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
-    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2 if reading else 1 << 40)
+def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch):
     path = busy(tmp_path / "s", phases=2)
     parent = os.getpid()
-    kept = replay.Replayer.run, survey._all_seen
+    run = replayer.Replayer.run
 
     def killed(*arguments):
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
-        return kept[reading](*arguments)
+        return run(*arguments)
 
-    monkeypatch.setattr(replay.Replayer, "run", killed)
-    monkeypatch.setattr(survey, "_all_seen", killed)
+    monkeypatch.setattr(replayer.Replayer, "run", killed)
     with pytest.raises(PtatError, match="exit code -9") as error:
         parse(path, workers=2)
     assert "--workers" in error.value.hint
@@ -844,10 +838,10 @@ def test_a_worker_that_is_killed_is_told(tmp_path, monkeypatch, reading):
 
 def test_who_was_forked_by_one_that_ended_claims_nothing():
     claimed = multiprocessing.Value("q", 0)
-    planned = [replay_data.Span(number, number, number + 1) for number in range(3)]
+    planned = [replay_state.Segment(number, number, number + 1) for number in range(3)]
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert spans._replay_claimed(ended.pid, claimed, None, None, planned, None) == {}
+    assert replay_workers._replay_claimed(ended.pid, claimed, None, None, planned, None) == {}
     assert claimed.value == 0
 
 
@@ -874,75 +868,9 @@ def test_who_is_interrupted_ends_the_others(tmp_path, monkeypatch):
         assert there.poll(60)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(replay.Replayer, "run", stop)
+    monkeypatch.setattr(replayer.Replayer, "run", stop)
     with pytest.raises(KeyboardInterrupt):
         parse(path, workers=2)
     with pytest.raises(ProcessLookupError):
         os.kill(there.recv(), 0)
     assert not list(path.glob("results*"))
-
-
-# Two read -----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=20)
-@given(
-    seed=st.integers(0, 1 << 32),
-    lossy=st.booleans(),
-    at_once=st.sampled_from([3, 1 << 17]),
-    chunk_blocks=st.sampled_from([1, 3]),
-    damaged=st.sets(st.integers(0, 40), max_size=3),
-    in_archive=st.booleans(),
-    remembered=st.sampled_from([100, 1 << 22]),
-)
-def test_two_see_what_one_sees(
-    tmp_path_factory, seed, lossy, at_once, chunk_blocks, damaged, in_archive, remembered
-):
-    """The same results, also where blocks are left out, and the same error where they are not."""
-    path = busy(tmp_path_factory.mktemp("two") / "s", seed, lossy=lossy, phases=4)
-    file = path / "bus.0.raw"
-    data = bytearray(file.read_bytes())
-    for block in damaged:
-        data[min(block * wire.BLOCK_BYTES, len(data) - wire.BLOCK_BYTES) + 500] ^= 1
-    file.write_bytes(data)
-    if in_archive:
-        archive.pack(file, path / "bus.0.ptb")
-        (path / "bus.0.ptb").rename(file)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "CHUNK_BLOCKS", chunk_blocks)
-        patch.setattr(survey, "HALVES_BLOCKS", 2)
-        patch.setattr(blocks, "STORES_REMEMBERED", remembered)
-        patch.setattr(survey, "BLOCKS_BY_TWO", at_once)
-        found = []
-        for workers in (1, 2):
-            try:
-                parse(path, workers=workers)
-                found.append(digests(path))
-            except PtatError as error:
-                found.append(str(error))
-            try:
-                parse(path, workers=workers, salvage=True)
-                found.append(digests(path))
-            except PtatError as error:
-                found.append(str(error))
-    assert found[:2] == found[2:]
-
-
-def test_two_see_a_counter_that_wraps(tmp_path, monkeypatch):
-    """Who reads the second half cannot know, and it is read again."""
-    monkeypatch.setattr(survey, "HALVES_BLOCKS", 2)
-    records = [("access", 1 << 22, 8 * i, i % 7 == 0) for i in range(8000)]
-    data, _ = encode(records, ticks=blocks.COUNTER_TICKS - (2000 << 22))
-    (tmp_path / "bus").write_bytes(data)
-    reader = blocks.BusReader(tmp_path / "bus")
-    first, second = reader.halves(0, reader.blocks, blocks.Known(0))
-    list(first)
-    assert first.found.states[-1] != second.before
-    region = SimpleNamespace(base=0, size_bytes=1 << 20)
-    seen = []
-    for way in (survey._SeenByTwo, survey._seen):
-        found = way(reader, region)
-        seen.append([(c.firsts, c.last_ticks, c.stores[1].tolist()) for c, _ in found])
-        reader.known = None
-    assert seen[0] == seen[1]
-    assert seen[0][-1][1] > blocks.COUNTER_TICKS

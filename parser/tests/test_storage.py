@@ -14,9 +14,12 @@ from test_merge import in_two_channels
 from test_spans import busy, digests, small_spans  # noqa: F401
 
 import ptat_parser
-from ptat_parser import archive, outline, parse, results, storage, wire
-from ptat_parser.check import check
+from ptat_parser import parse, wire
+from ptat_parser.capture import block_index
+from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput, ParseError, SessionError
+from ptat_parser.formats import archive, storage
+from ptat_parser.results import pipeline
 
 logging.getLogger("werkzeug").setLevel(logging.WARNING)
 pytest.importorskip("upath")
@@ -64,7 +67,7 @@ def archived(session: Path) -> Path:
     """With its capture as `ptat record` leaves it."""
     description = json.loads((session / "session.json").read_text())
     if len(description["board"]["channels"]) == 1:
-        outline.write(session / description["board"]["channels"][0]["file"])
+        block_index.write(session / description["board"]["channels"][0]["file"])
     for channel in description["board"]["channels"]:
         raw = session / channel["file"]
         channel["file"] = str(Path(channel["file"]).with_suffix(".ptb"))
@@ -224,7 +227,7 @@ def test_only_long_captures_misses_are_let_go_of(tmp_path, monkeypatch):
     parse(path)
     found = digests(path)
     assert not told
-    monkeypatch.setattr(results, "_STAYS_BYTES", 0)
+    monkeypatch.setattr(pipeline, "_STAYS_BYTES", 0)
     parse(path)
     assert told == {"misses", "other"}
     assert digests(path) == found

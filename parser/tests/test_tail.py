@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import synthetic
 
-from ptat_parser import parse, tail, wire
+from ptat_parser import parse, wire
 from ptat_parser.errors import PtatError
-from ptat_parser.session import Session
-from ptat_parser.tail import Look, Tail
+from ptat_parser.formats.session import Session
+from ptat_parser.live import follow
+from ptat_parser.live.follow import Look, Tail
 
 
 class Clock:
@@ -35,7 +36,7 @@ def merged(looks: list[Look]) -> Look:
 def by_page(tail_: Tail, look: Look) -> dict[tuple[int, int, int], int]:
     """Misses by (mm, address, page size)."""
     found: dict[tuple[int, int, int], int] = {}
-    columns = tail.rows(look.pages)
+    columns = follow.rows(look.pages)
     for mm, vaddr, size, misses in zip(
         *(columns[name].tolist() for name in ("mm", "vaddr", "page_size_bytes", "misses")),
         strict=True,
@@ -109,7 +110,7 @@ def test_while_it_grows(session, tmp_path, seed):
     agrees(follower, merged(looks), path)
     assert len([look for look in looks if look.misses]) > 3
     assert waited
-    times = tail.rows(merged(looks).pages)["time_ns"]
+    times = follow.rows(merged(looks).pages)["time_ns"]
     assert times.size and (times > 0).any()
 
 
@@ -141,7 +142,7 @@ def test_losses_are_counted(tmp_path):
     data[100] ^= 1
     bus.write_bytes(data + data)  # a damaged block, then another one
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "READ_BLOCKS", 1)
+        patch.setattr(follow, "READ_BLOCKS", 1)
         assert Tail(Session(path)).look().misses == 0
 
 
@@ -156,7 +157,7 @@ def test_a_missing_block_is_lost(session):
     follower = Tail(Session(path), clock)
     looks = [follower.look()]
     while follower.waiting:
-        clock.now += tail.WAIT_S
+        clock.now += follow.WAIT_S
         looks.append(follower.look())
     whole = merged(looks)
     assert (whole.lost_blocks, whole.stopped) == (1, True)
@@ -177,7 +178,7 @@ def test_an_event_that_never_comes_is_given_up(session):
     assert follower.look().misses == 0
     assert follower.waiting > 0
     while follower.waiting:
-        clock.now += tail.WAIT_S
+        clock.now += follow.WAIT_S
         look = follower.look()
     assert look.stopped is False and follower.waiting == 0
 
@@ -200,7 +201,7 @@ def test_the_modelled_buffer(tmp_path):
     follower = Tail(Session(path), drain_per_s=0.5e6)
     level = np.zeros(2)
     ticks = 10**9 + np.arange(4, dtype=np.uint64) * np.uint64(1000)
-    tail._fill(ticks, 0.5e-3, level)
+    follow._fill(ticks, 0.5e-3, level)
     assert level[0] == 2.5
     follower.look()
     assert follower.level > 0

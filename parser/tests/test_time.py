@@ -10,17 +10,22 @@ import synthetic
 from test_merge import in_two_channels
 from test_replay import replay
 
-from ptat_parser import archive, blocks, parse, quick, replay_data, wire
-from ptat_parser.blocks import seal
-from ptat_parser.check import check
-from ptat_parser.clock import Clock
+from ptat_parser import parse, wire
+from ptat_parser.capture import reader as capture_reader
+from ptat_parser.capture.writer import seal
+from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput
+from ptat_parser.formats import archive
+from ptat_parser.order.clock import Clock
+from ptat_parser.replay import state as replay_state
 
 TSC_HZ = synthetic.TSC_HZ
 
 
 def misses(rows):
-    return [(ticks, mm, va, size) for ticks, kind, mm, va, size in rows if kind == quick.MISS]
+    return [
+        (ticks, mm, va, size) for ticks, kind, mm, va, size in rows if kind == replay_state.MISS
+    ]
 
 
 def disturb(machine, offset_s=0.0, ppm=0.0, late_share=0.0):
@@ -55,7 +60,7 @@ def test_offset_and_drift(tmp_path, offset_s, ppm):
     machine = disturb(busy_machine(1), offset_s, ppm)
     *_, fitted, done, rows = replay(machine.write(tmp_path / "s"))
     assert misses(rows) == machine.expected
-    assert done.counters[replay_data.FAULTS_UNMATCHED] == 0
+    assert done.tally["faults_unmatched"][0] == 0
     assert fitted.drift_ppm == pytest.approx(ppm, abs=0.5)
     assert fitted.origin_cycles / TSC_HZ == pytest.approx(
         synthetic.TSC_START / TSC_HZ + offset_s, abs=0.1
@@ -99,7 +104,7 @@ def test_events_logged_late(tmp_path, seed):
     disturb(machine, late_share=0.3)
     *_, done, rows = replay(machine.write(tmp_path / "s"))
     assert [row[1:] for row in misses(rows)] == [row[1:] for row in machine.expected]
-    assert done.counters[replay_data.UNEXPLAINED] == 0
+    assert done.tally["unexplained"][0] == 0
 
 
 # Whole sessions ---------------------------------------------------------------------------------
@@ -194,11 +199,11 @@ def test_a_window_of_an_archive_beyond_the_wrap(tmp_path, monkeypatch):
     shift = (1 << wire.TIME_BITS) - machine.bus[len(machine.bus) // 2][0]
     move_bus_clock(path, shift)
     archive.pack(path / "bus.0.raw", path / "bus.0.ptb")
-    reader = blocks.BusReader(path / "bus.0.ptb")
+    reader = capture_reader.BusReader(path / "bus.0.ptb")
     times = np.concatenate([chunk.time for chunk in reader])
     for start, end in ((0.1, 0.2), (0.45, 0.55), (0.7, 0.9)):
         first, last = (int(times[int(part * times.size)]) for part in (start, end))
-        window = blocks.BusReader(path / "bus.0.ptb").window(first, last)
+        window = capture_reader.BusReader(path / "bus.0.ptb").window(first, last)
         found = np.concatenate([chunk.time for chunk in window])
         inside = (times >= first) & (times < last)
         assert np.array_equal(found[(found >= first) & (found < last)], times[inside])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_parser import truth
 from ptat_parser.errors import BadInput
+from ptat_parser.formats import truth
 
 WALK = st.tuples(
     st.one_of(st.integers(0, 1 << 20), st.integers(0, (1 << truth.TIME_BITS) - 1)),

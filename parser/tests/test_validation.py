@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import synthetic
 
-from ptat_parser import parse, truth, validate, validation
+from ptat_parser import parse, validate
+from ptat_parser.checks import validation
 from ptat_parser.errors import BadInput
+from ptat_parser.formats import truth
 
 
 def change_truth(path, change) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ptat_parser import truth, wire
+from ptat_parser import wire
+from ptat_parser.formats import truth
 
 PARSER = Path(__file__).parent.parent
 
@@ -27,7 +28,7 @@ def header(module: str) -> str:
 
 def test_headers_need_the_standard_library_only():
     assert header("ptat_parser.wire") == wire.c_header()
-    assert header("ptat_parser.truth") == truth.c_header()
+    assert header("ptat_parser.formats.truth") == truth.c_header()
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -41,8 +41,9 @@ key_dir() {
 			echo "$qemu_version"
 			${CC:-cc} --version
 			cat build.sh Makefile ./*.c ./*.h
-			cat ../../parser/ptat_parser/wire.py ../../parser/ptat_parser/truth.py \
-				../../parser/ptat_parser/access_log.py ../../parser/ptat_parser/kernel_misses.py
+			cat ../../parser/ptat_parser/wire.py ../../parser/ptat_parser/formats/truth.py \
+				../../parser/ptat_parser/formats/access_log.py \
+				../../parser/ptat_parser/formats/kernel_misses.py
 		} | sha256sum | cut -c 1-16
 	)
 	echo "$cache/plugin-$key"

@@ -47,7 +47,9 @@ class TraceWriter:
     """
 
     def __init__(self, file: BinaryIO, region: range) -> None:
-        from ptat_parser.blocks import BlockWriter  # numba: only who records here waits for it
+        from ptat_parser.capture.writer import (
+            BlockWriter,  # numba: only who records here waits for it
+        )
 
         self._writer = BlockWriter(file)
         self._region = region

@@ -33,7 +33,8 @@ import numpy.typing as npt
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from ptat_parser.kernel_log import ENTRY_SET, read_kernel_log
+from ptat_parser.kernel.log import read_kernel_log
+from ptat_parser.kernel.tracepoints import ENTRY_SET
 from ptat_testbed import build, kernel_exercise
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
@@ -252,15 +253,15 @@ ROWS = (
         ("--bus", "gateware", "--channels", "2"),
         ("50K", "500K"),
     ),
-    Row("fork-exec", ("forkexec",), ("--granularity", "8", "--children")),
+    Row("fork-exec", ("forkexec",), ("--granularity", "8")),
     Row("remap-1g", ("remap", "--bytes", "1G"), ("--granularity", "8", "--memory", "3G")),
     # The kernel's selftest: splits, collapses, moves, fork storms, a full region.
-    Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2")),
+    Row("selftest", ("{selftest}", "-n"), ("--granularity", "8", "--cpus", "2", "--no-children")),
     # What a process can do to page tables, as far as it takes seconds and no kernel of its own.
     Row(
         "exercise",
         ("{exercise}", "-n", *EXERCISED),
-        ("--granularity", "8", "--cpus", "2", "--children"),
+        ("--granularity", "8", "--cpus", "2"),
     ),
     Row(
         "bar-seqpage",

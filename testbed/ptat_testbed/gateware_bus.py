@@ -35,7 +35,7 @@ from ptat_host.boards.base import BoardError, Check
 from ptat_host.calibrate import IDENTITY, Program
 from ptat_host.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Window
 from ptat_host.observe import between_flushes
-from ptat_parser import truth
+from ptat_parser.formats import truth
 from ptat_testbed.snooped import SnoopedMemory
 
 U64 = npt.NDArray[np.uint64]
@@ -171,7 +171,7 @@ def observe(
 
     :raises BoardError: the simulation failed, or the guest did not read the addresses.
     """
-    from ptat_parser.blocks import BusReader
+    from ptat_parser.capture.reader import BusReader
 
     accesses = _read(model_bus)
     lines = accesses.address // np.uint64(GRANULARITY_BYTES) * np.uint64(GRANULARITY_BYTES)
@@ -211,7 +211,9 @@ def check() -> Check:
 
 
 def _read(path: Path) -> _Accesses:
-    from ptat_parser.blocks import BusReader  # numba: `ptat record --help` is not to wait for it
+    from ptat_parser.capture.reader import (
+        BusReader,  # numba: `ptat record --help` is not to wait for it
+    )
 
     times, addresses, writes = [], [], []
     for chunk in BusReader(path):
@@ -227,7 +229,7 @@ def _stamp_offset(
     paths: list[Path], time_ticks: U64, command_channel: npt.NDArray[np.uint8]
 ) -> np.uint64:
     """Ticks from a command, as the harness counts, to its stamp: a constant of the snooper."""
-    from ptat_parser.blocks import BusReader
+    from ptat_parser.capture.reader import BusReader
 
     for channel, path in enumerate(paths):
         here = np.flatnonzero(command_channel == channel)

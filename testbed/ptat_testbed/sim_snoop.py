@@ -36,7 +36,8 @@ from ptat_gateware.sim.geometry import CLOCK_PS
 from ptat_gateware.sim.words import BANK_SHIFT, PAUSE_SHIFT
 from ptat_host.dram import Window
 from ptat_parser import wire
-from ptat_parser.blocks import BusReader, Lost
+from ptat_parser.capture.chunks import Lost
+from ptat_parser.capture.reader import BusReader
 from ptat_parser.errors import BadInput, PtatError
 from ptat_testbed.snooped import SnoopedMemory, bank_in_all
 

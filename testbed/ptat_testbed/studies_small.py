@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ptat_host import hunt, kernel_misses, pagesize, progress
-from ptat_host.fs import place, plots, report, systems
-from ptat_host.fs.sweep import WALKS, Plan, Runner, Sweep
+from ptat_host import kernel_misses, progress
 from ptat_parser.errors import PtatError
+from ptat_studies import hunt, pagesize, pagesize_plots
+from ptat_studies.fs import place, plots, report, systems
+from ptat_studies.fs.sweep import WALKS, Plan, Runner, Sweep
 from ptat_testbed import build
 
 TRACE = build.SOURCES / "docs" / "examples" / "ls.trace"
@@ -45,7 +46,7 @@ def page_sizes(directory: Path) -> dict[str, Any]:
     with progress.bar() as show:
         traces = pagesize.open_traces([f"ls={TRACE}"], None, show)
         found = pagesize.study(traces, pagesize.Settings(), [], show)
-    pagesize.write_plots(found, directory)
+    pagesize_plots.write(found, directory)
     return {"fits": found.fits["ls"], "advised": found.advised["ls"]}
 
 

@@ -18,9 +18,9 @@ from ptat_host.boards.base import (
     RecordRequest,
     RecordResult,
 )
-from ptat_parser import access_log, kernel_misses
 from ptat_parser.errors import PtatError
-from ptat_parser.session import SNAPSHOTS_FILE
+from ptat_parser.formats import access_log, kernel_misses
+from ptat_parser.formats.session import SNAPSHOTS_FILE
 from ptat_testbed import build, gateware_bus, run, sizes
 from ptat_testbed.gateware_bus import GatewareBus
 from ptat_testbed.progress import progress

@@ -53,7 +53,7 @@ GARBAGE_BYTES = 700
 
 def write_source(path: Path, blocks: int, seed: int) -> None:
     """A capture stream of full blocks with arbitrary accesses."""
-    from ptat_parser.blocks import seal  # numba: the guest is not to wait for it
+    from ptat_parser.capture.writer import seal  # numba: the guest is not to wait for it
 
     numbers = np.random.default_rng(seed)
     with path.open("wb") as file:

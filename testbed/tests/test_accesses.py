@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptat_parser import accesses, truth
-from ptat_parser.accesses import Kind
-from ptat_parser.kernel_log import MM_ATTACH, read_kernel_log
-from ptat_parser.session import Session
+from ptat_parser.formats import truth
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel.log import read_kernel_log
+from ptat_parser.kernel.tracepoints import MM_ATTACH
+from ptat_studies import accesses
+from ptat_studies.accesses import Kind
 from ptat_testbed import testbed
 
 PAGE = 4096

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ptat_parser import wire
-from ptat_parser.blocks import BusReader
+from ptat_parser.capture.reader import BusReader
 from ptat_testbed import bar
 
 BASE = 0xFC000000

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_host.fs import place, systems
-from ptat_host.fs.place import CellFailed
-from ptat_host.fs.sweep import Cell, Runner
+from ptat_studies.fs import place, systems
+from ptat_studies.fs.place import CellFailed
+from ptat_studies.fs.sweep import Cell, Runner
 from ptat_testbed import sizes
 from ptat_testbed.run import Settings
 from ptat_testbed.sizes import GIB, MIB
@@ -22,7 +22,7 @@ PAGES = FILE_BYTES // 4096
 IN_USE = """
 import subprocess, sys
 from pathlib import Path
-from ptat_host.fs import procedure
+from ptat_studies.fs import procedure
 from ptat_parser.errors import PtatError
 
 def run(*argv):

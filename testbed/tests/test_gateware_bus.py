@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from ptat_host.boards.base import BoardError
-from ptat_parser import truth, wire
-from ptat_parser.blocks import BlockWriter, BusReader
-from ptat_parser.merge import MergedReader
+from ptat_parser import wire
+from ptat_parser.capture.merge import MergedReader
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
+from ptat_parser.formats import truth
 from ptat_testbed import gateware_bus, testbed
 from ptat_testbed.gateware_bus import GatewareBus
 

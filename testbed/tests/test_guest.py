@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ptat_parser.blocks import BusReader
-from ptat_parser.session import Session
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.formats.session import Session
 from ptat_testbed import build
 
 pytestmark = pytest.mark.guest

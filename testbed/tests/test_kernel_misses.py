@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptat_host import kernel_misses as shown
-from ptat_parser import kernel_misses, truth
+from ptat_parser.formats import kernel_misses, truth
 
 PROGRAM = """
 import mmap, os, time

@@ -10,7 +10,8 @@ import tarfile
 import pytest
 
 from ptat_host import recorder
-from ptat_parser.kernel_log import COOKIE_START, COOKIE_STOP, MARKER, read_kernel_log
+from ptat_parser.kernel.log import read_kernel_log
+from ptat_parser.kernel.tracepoints import COOKIE_START, COOKIE_STOP, MARKER
 from ptat_testbed import build, usb_guest
 
 pytestmark = pytest.mark.guest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ptat_parser.blocks import BusReader
+from ptat_parser.capture.reader import BusReader
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
 

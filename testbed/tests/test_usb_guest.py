@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from ptat_parser.blocks import BusReader
+from ptat_parser.capture.reader import BusReader
 from ptat_testbed import usb_guest
 from ptat_testbed.usb_guest import Outcome
 

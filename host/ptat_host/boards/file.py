@@ -13,7 +13,7 @@ from typing import Any
 from ptat_host.boards import stream
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_parser.errors import PtatError
-from ptat_parser.session import Session
+from ptat_parser.formats.session import Session
 
 ALSO_COPIED = ("kernel", "symbols.json", "counters.json", "truth.0.bin", "console.log")
 
@@ -55,7 +55,9 @@ class FileBoard:
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Copy the session; see `Board.record`. Runs nothing."""
-        from ptat_parser import archive  # numba: who records with another board does without
+        from ptat_parser.formats import (
+            archive,  # numba: who records with another board does without
+        )
 
         if request.heap_bytes is not None:
             raise BoardError("--heap: a replay asks for no memory", "leave it out")

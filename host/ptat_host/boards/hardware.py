@@ -322,7 +322,7 @@ class BoardSet:
         from ptat_host import reads
         from ptat_host.calibrate import IDENTITY
         from ptat_host.observe import Observed, between_flushes, pairs
-        from ptat_parser.blocks import BusReader
+        from ptat_parser.capture.reader import BusReader
 
         live.require()
         base, size_bytes = reads.region()

@@ -28,7 +28,7 @@ def add(commands: Commands[Parser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from ptat_host import check, console, progress
-    from ptat_parser.check import check as check_session
+    from ptat_parser.checks.session import check as check_session
 
     with progress.bar() as show:
         report = check_session(session_of(arguments), progress=show)

@@ -57,7 +57,7 @@ def session_location(name: str) -> Path:
     """An argument: a session here or in an object store."""
     if "://" not in name:
         return Path(name)
-    from ptat_parser.storage import location
+    from ptat_parser.formats.storage import location
 
     return location(name)
 

@@ -133,7 +133,7 @@ def _script(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from ptat_parser.export import FORMATS, export
+    from ptat_parser.results.export import FORMATS, export
 
     chosen = FORMATS[arguments.format]
     to_stdout = arguments.output is None

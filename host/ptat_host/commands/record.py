@@ -64,8 +64,9 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     add_board(parser)
     parser.add_argument(
         "--children",
-        action="store_true",
-        help="trace the processes that CMD forks, too (default: only CMD)",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="trace the processes that CMD forks, too (default: --children)",
     )
     parser.add_argument(
         "--levels",

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Verifies the blocks of a capture stream and decodes their records.
+
+The layout is `ptat_parser.wire`'s. Nearly all words of a capture are accesses, so there is
+one compiled loop for blocks that hold nothing else (`look`), and one for any block
+(`decode_blocks`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from zlib_ng import zlib_ng
+
+from ptat_parser import wire
+from ptat_parser.compiled.jit import Integer, bare, inlined, jit
+
+U64 = npt.NDArray[np.uint64]
+
+
+Stores: TypeAlias = tuple[npt.NDArray[np.int64], U64, U64]
+"""Positions, times and addresses of writes."""
+
+COUNTER_TICKS = 1 << wire.TIME_BITS
+"""The stream's counter wraps after so many; times are told on across it."""
+
+
+END_OF_TIME = 4 * COUNTER_TICKS
+"""A time that no record can have."""
+
+
+PIECE_BLOCKS = 16
+"""Blocks that are still in a core's caches when they are looked at again."""
+
+
+# numba computes in the types of its operands: unsigned constants keep words unsigned.
+WORD_HEADER = wire.WORD_HEADER
+
+
+WORD_TIME = wire.WORD_TIME
+
+
+WORD_FIRST_RECORD = wire.WORD_FIRST_RECORD
+
+
+WORD_CHECK = wire.WORD_CHECK
+
+
+BLOCK_RECORDS_MAX = wire.BLOCK_RECORDS_MAX
+
+
+ONE = np.uint64(1)
+
+
+TAG_SHIFT = np.uint64(wire.TAG_SHIFT)
+
+
+TAG_CHECK = np.uint64(wire.Tag.CHECK)
+
+
+TAG_ACCESS = np.uint64(wire.Tag.ACCESS)
+
+
+TAG_TIME = np.uint64(wire.Tag.TIME)
+
+
+TAG_LOST = np.uint64(wire.Tag.LOST)
+
+
+TAG_MARK = np.uint64(wire.Tag.MARK)
+
+
+CHECK_COUNT_SHIFT = np.uint64(wire.CHECK_COUNT_SHIFT)
+
+
+COUNT_MASK = np.uint64((1 << wire.CHECK_COUNT_BITS) - 1)
+
+
+ACCESS_WRITE_SHIFT = np.uint64(wire.ACCESS_WRITE_SHIFT)
+
+
+ACCESS_DELTA_SHIFT = np.uint64(wire.ACCESS_DELTA_SHIFT)
+
+
+ACCESS_DELTA_MASK = np.uint64((1 << wire.ACCESS_DELTA_BITS) - 1)
+
+
+ACCESS_ADDRESS_MASK = np.uint64((1 << wire.ACCESS_ADDRESS_BITS) - 1)
+
+
+ADDRESS_UNIT_SHIFT = np.uint64(wire.ADDRESS_UNIT_SHIFT)
+
+
+TIME_MASK = np.uint64(COUNTER_TICKS - 1)
+
+
+AHEAD_MAX = np.uint64(COUNTER_TICKS // 2)
+
+
+EVENT_DELTA_SHIFT = np.uint64(wire.EVENT_DELTA_SHIFT)
+
+
+EVENT_DELTA_MASK = np.uint64((1 << wire.EVENT_DELTA_BITS) - 1)
+
+
+EVENT_VALUE_MASK = np.uint64((1 << wire.EVENT_DELTA_SHIFT) - 1)
+
+
+HEADER_KIND_SHIFT = np.uint64(wire.HEADER_CHANNEL_SHIFT)
+
+
+HEADER_SEQ_MASK = np.uint64((1 << wire.HEADER_SEQ_BITS) - 1)
+
+
+CHECK_CRC_MASK = np.uint64((1 << wire.CHECK_CRC_BITS) - 1)
+
+
+CHECK_ZERO_MASK = np.uint64(0xFFFF << wire.CHECK_CRC_BITS)
+
+
+ACCESS_TAG_BITS = TAG_ACCESS << TAG_SHIFT
+
+
+TAG_MASK = ~((ONE << TAG_SHIFT) - ONE)
+
+
+WRITE_BIT = ONE << ACCESS_WRITE_SHIFT
+
+
+def crcs(words: U64) -> U64:
+    """CRC of each block's words but the last."""
+    view = words.data.cast("B")
+    crc32, checked_bytes = zlib_ng.crc32, wire.WORD_CHECK * 8
+    return np.array(
+        [crc32(view[at : at + checked_bytes]) for at in range(0, len(view), wire.BLOCK_BYTES)],
+        np.uint64,
+    )
+
+
+@jit
+def pieces_in(blocks: Integer) -> Integer:
+    """How many pieces so many blocks of a chunk are."""
+    return -(-blocks // PIECE_BLOCKS)
+
+
+@jit
+def sums_of(words: U64) -> U64:
+    """Two sums for each piece of some blocks, modulo 2^64, shape ``(pieces, 2)``.
+
+    Of all its words, which no change of one word leaves as it is, and of each times its place.
+    """
+    sums = np.empty((pieces_in(words.shape[0]), 2), np.uint64)
+    for piece in range(sums.shape[0]):
+        start = piece * PIECE_BLOCKS
+        sums[piece] = sum_up(words[start : start + PIECE_BLOCKS])
+    return sums
+
+
+@bare
+def sum_up(words: U64) -> tuple[Integer, Integer]:
+    """Those of one piece."""
+    total = by_place = np.uint64(0)
+    for b in range(words.shape[0]):
+        block = words[b]
+        for i in range(wire.BLOCK_WORDS):
+            total += block[i]
+            by_place += block[i] * np.uint64(b * wire.BLOCK_WORDS + i + 1)
+    return total, by_place
+
+
+def problem_of(block: U64, crc: int, channel: int, expected_seq: int) -> str:
+    """What is wrong with a damaged block. `expected_seq`: -1 if it is the first."""
+    header, check = int(block[wire.WORD_HEADER]), int(block[wire.WORD_CHECK])
+    if header >> wire.HEADER_MAGIC_SHIFT != wire.MAGIC:
+        return "not a block of a capture stream (wrong magic number)"
+    version = header >> wire.HEADER_VERSION_SHIFT & ((1 << wire.HEADER_VERSION_BITS) - 1)
+    if version != wire.VERSION:
+        return f"format version {version}; this ptat reads version {wire.VERSION}"
+    if check & int(CHECK_CRC_MASK) != crc:
+        return f"damaged: CRC {crc:#010x}, {check & int(CHECK_CRC_MASK):#010x} expected"
+    if check >> wire.TAG_SHIFT != wire.Tag.CHECK or check & int(CHECK_ZERO_MASK):
+        return "damaged: the check word is malformed"
+    if check >> wire.CHECK_COUNT_SHIFT & int(COUNT_MASK) > wire.BLOCK_RECORDS_MAX:
+        return "damaged: more records than a block can hold"
+    of_channel = header >> wire.HEADER_CHANNEL_SHIFT & ((1 << wire.HEADER_CHANNEL_BITS) - 1)
+    if of_channel != channel:
+        return f"of channel {of_channel}, not {channel}"
+    seq = header & SEQ_MASK
+    if expected_seq >= 0 and (seq - expected_seq) & SEQ_MASK > SEQ_MASK // 2:
+        return f"out of order: sequence number {seq}, {expected_seq} expected"
+    # Its CRC is right, but it does not cover the number of records.
+    return "damaged: a word that is no record, or time runs backwards"
+
+
+SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
+
+
+# What a block must know of those before it; all int64.
+(
+    NEXT_SEQ,  # the sequence number expected next, -1 before the first block
+    MISSING_BLOCKS,  # damaged blocks since the last good one
+    LAST_TICKS,  # time of the last record
+) = range(3)
+
+
+STATE_SIZE = 3
+
+
+OTHERS, READS, WRITES = range(3)
+"""What a chunk holds: other words than accesses, reads only, or some writes."""
+
+
+@jit
+def _is_good(words: U64, crc: Integer, kind: Integer, seq: Integer, last: Integer) -> bool:
+    """Whether a block is what its header and its check word say, and may follow.
+
+    `seq`: the sequence number expected, -1 if none is; `last`: time of the last record.
+    """
+    header, check = words[WORD_HEADER], words[WORD_CHECK]
+    return bool(
+        header >> HEADER_KIND_SHIFT == kind
+        and check & CHECK_CRC_MASK == crc
+        and check >> TAG_SHIFT == TAG_CHECK
+        and check & CHECK_ZERO_MASK == 0
+        and check >> CHECK_COUNT_SHIFT & COUNT_MASK <= BLOCK_RECORDS_MAX
+        and _gap(words, seq) <= SEQ_MASK // 2
+        and words[WORD_TIME] <= TIME_MASK
+        and (_ahead(words, last) < AHEAD_MAX or seq < 0)
+    )
+
+
+@jit
+def _ahead(words: U64, last: Integer) -> Integer:
+    """Ticks from `last` to a block's time."""
+    return (words[WORD_TIME] - last) & TIME_MASK
+
+
+@jit
+def _gap(words: U64, seq: Integer) -> Integer:
+    """Blocks missing before this one."""
+    return (np.int64(words[WORD_HEADER] & HEADER_SEQ_MASK) - seq) & SEQ_MASK if seq >= 0 else 0
+
+
+@inlined
+def delta_of(word: Integer) -> Integer:
+    """Ticks from the access before to this one."""
+    return word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
+
+
+@jit
+def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> Integer:
+    """Verify blocks, and say what they hold; `state` stays as it was if that is `OTHERS`."""
+    writes = np.uint64(0)
+    seq = state[NEXT_SEQ]
+    last = np.uint64(state[LAST_TICKS])
+    if state[MISSING_BLOCKS]:
+        return OTHERS
+    for b in range(words.shape[0]):
+        block = words[b]
+        if (
+            not _is_good(block, crc[b], kind, seq, last)
+            or _gap(block, seq)
+            or block[WORD_CHECK] >> CHECK_COUNT_SHIFT & COUNT_MASK != BLOCK_RECORDS_MAX
+            or last + _ahead(block, last) != block[WORD_TIME]  # the counter has wrapped
+        ):
+            return OTHERS
+        seq = (np.int64(block[WORD_HEADER] & HEADER_SEQ_MASK) + 1) & SEQ_MASK
+        last = block[WORD_TIME]
+        others = np.uint64(0)
+        for i in range(WORD_FIRST_RECORD, WORD_CHECK):
+            word = block[i]
+            others |= word ^ ACCESS_TAG_BITS
+            last += delta_of(word)
+        if others & TAG_MASK:
+            return OTHERS
+        writes |= others
+    state[NEXT_SEQ] = seq
+    state[LAST_TICKS] = np.int64(last)
+    return WRITES if writes & WRITE_BIT else READS
+
+
+def hold_only_accesses(words: U64) -> npt.NDArray[np.bool_]:
+    """Which blocks hold `BLOCK_RECORDS_MAX` accesses and nothing else; they may be damaged."""
+    others = np.bitwise_or.reduce(words[:, WORD_FIRST_RECORD:WORD_CHECK] ^ ACCESS_TAG_BITS, axis=1)
+    only: npt.NDArray[np.bool_] = others & TAG_MASK == 0
+    return only
+
+
+@jit
+def decode_plain(block: U64, time: U64, address: U64, write: npt.NDArray[np.bool_]) -> None:
+    """Decode the words of a block that holds only accesses: times (ticks), addresses (bytes)."""
+    now = block[WORD_TIME]
+    for i in range(BLOCK_RECORDS_MAX):
+        word = block[WORD_FIRST_RECORD + i]
+        now += delta_of(word)
+        time[i] = now
+        address[i] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+        write[i] = word & WRITE_BIT != 0
+
+
+@jit
+def access_at(words: U64, position: Integer) -> tuple[Integer, Integer, Integer]:
+    """Time, address and direction of an access in blocks that hold only accesses."""
+    block = words[position // BLOCK_RECORDS_MAX]
+    records = block[WORD_FIRST_RECORD : WORD_FIRST_RECORD + position % BLOCK_RECORDS_MAX + 1]
+    now = block[WORD_TIME]
+    for word in records:
+        now += delta_of(word)
+    address = (records[-1] & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+    return now, address, records[-1] & WRITE_BIT
+
+
+@jit
+def times_at(words: U64, positions: npt.NDArray[np.int64]) -> U64:
+    """Times of accesses in blocks that hold only accesses."""
+    times = np.empty(positions.size, np.uint64)
+    for i in range(positions.size):
+        times[i], _, _ = access_at(words, positions[i])
+    return times
+
+
+@jit
+def writes_of(words: U64) -> Stores:
+    """Positions, times and addresses of the writes in blocks that hold only accesses."""
+    n: Integer = 0
+    of_block = np.zeros(words.shape[0], np.int64)  # most have none
+    for b in range(words.shape[0]):
+        for i in range(WORD_FIRST_RECORD, WORD_CHECK):
+            of_block[b] += np.int64(words[b, i] >> ACCESS_WRITE_SHIFT & ONE)
+        n += of_block[b]
+    position, time, address = np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.uint64)
+    n = 0
+    for b in range(words.shape[0]):
+        if not of_block[b]:
+            continue
+        now = words[b, WORD_TIME]
+        for i in range(BLOCK_RECORDS_MAX):
+            word = words[b, WORD_FIRST_RECORD + i]
+            now += delta_of(word)
+            if word & WRITE_BIT:
+                position[n] = b * BLOCK_RECORDS_MAX + i
+                time[n] = now
+                address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+                n += 1
+    return position, time, address
+
+
+class Decoded(NamedTuple):
+    """What `decode_blocks` fills.
+
+    Which blocks are `good`; of these `time` (ticks), `address` (bytes) and `write` of the accesses,
+    and `others`: rows for `chunks.lost_and_marks`.
+    """
+
+    good: npt.NDArray[np.bool_]
+    time: U64
+    address: U64
+    write: npt.NDArray[np.bool_]
+    others: U64
+
+    @staticmethod
+    def room(blocks: int) -> Decoded:
+        """Room for what so many blocks can hold."""
+        capacity = blocks * wire.BLOCK_RECORDS_MAX
+        return Decoded(
+            np.empty(blocks, np.bool_),
+            np.empty(capacity, np.uint64),
+            np.empty(capacity, np.uint64),
+            np.empty(capacity, np.bool_),
+            np.empty((capacity + blocks, 5), np.uint64),
+        )
+
+
+@jit
+def decode_blocks(
+    words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64], into: Decoded
+) -> tuple[Integer, Integer]:
+    """Verify and decode blocks, `words` of shape ``(blocks, 1024)``.
+
+    `crc` is what each block's CRC should be, `kind` what the bits of its header from the channel
+    up. Returns the number of accesses and of other records.
+    """
+    n, m = np.int64(0), np.int64(0)  # no literals: those are other types
+    good, others = into.good, into.others
+    last = np.uint64(state[LAST_TICKS])
+    for b in range(words.shape[0]):
+        good[b] = _is_good(words[b], crc[b], kind, state[NEXT_SEQ], last)
+        if not good[b]:
+            state[MISSING_BLOCKS] += 1
+            continue
+        count: Integer = np.int64(words[b, WORD_CHECK] >> CHECK_COUNT_SHIFT & COUNT_MASK)
+        gap = _gap(words[b], state[NEXT_SEQ])
+        ahead = _ahead(words[b], last)
+        now = last + ahead
+        # Blocks that were left out here are part of the gap.
+        missing = max(gap, state[MISSING_BLOCKS])
+        first_other = m
+        if missing:
+            others[m, 0], others[m, 1], others[m, 2] = n, last, now
+            others[m, 3], others[m, 4] = 0, missing
+            m += 1
+        end_n, end_m, end_ticks = _decode_records(words[b], count, n, m, now, into)
+        if end_n < 0:
+            m = first_other
+            state[MISSING_BLOCKS] += 1
+            good[b] = False
+            continue
+        n, m, last = end_n, end_m, end_ticks
+        state[NEXT_SEQ] = (np.int64(words[b, WORD_HEADER] & HEADER_SEQ_MASK) + 1) & SEQ_MASK
+        state[MISSING_BLOCKS] = 0
+    state[LAST_TICKS] = np.int64(last)
+    return n, m
+
+
+@jit
+def _decode_records(
+    block: U64, count: Integer, n: Integer, m: Integer, now: Integer, into: Decoded
+) -> tuple[Integer, Integer, Integer]:
+    """Decode the records of a block, whose time is `now`.
+
+    Accesses become rows from `n` on, other records rows of `others` from `m` on. Returns the row
+    after each, and the time of the last record; -1 instead of the former if a word is no record.
+    """
+    _, time, address, write, others = into
+    end: Integer = WORD_FIRST_RECORD + count
+    valid = True
+    for j in range(WORD_FIRST_RECORD, end):
+        word = block[j]
+        tag = word >> TAG_SHIFT
+        if tag == TAG_ACCESS:
+            now += delta_of(word)
+            time[n] = now
+            address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+            write[n] = word >> ACCESS_WRITE_SHIFT & ONE
+            n += 1
+        elif tag == TAG_TIME:
+            ahead = (word - now) & TIME_MASK
+            valid &= ahead < AHEAD_MAX
+            now += ahead
+        elif tag in (TAG_LOST, TAG_MARK):
+            others[m, 0], others[m, 1] = n, now
+            now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
+            others[m, 2], others[m, 3], others[m, 4] = now, tag, word & EVENT_VALUE_MASK
+            m += 1
+        else:
+            valid = False
+    padding = np.uint64(0)
+    for j in range(end, WORD_CHECK):
+        padding |= block[j]
+    return n if valid and padding == 0 else -1, m, now

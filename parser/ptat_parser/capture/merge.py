@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""One stream out of several: the channels of a memory system, merged in time order.
+
+A table's lines lie on all channels, and so do the markers that place its events: only the
+order of all accesses together says what a read was. The channels' clocks must be one, or are made
+one by pulses.
+Accesses of the same tick are put in the order of their channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import wire
+from ptat_parser.capture.channel_sync import AlignedReader, aligned
+from ptat_parser.capture.chunks import Chunk, Lost, MarkRecord
+from ptat_parser.capture.decode import COUNTER_TICKS, END_OF_TIME
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.formats.session import Session
+
+U64 = npt.NDArray[np.uint64]
+
+
+class Reader(Protocol):
+    """A capture stream in chunks, that may be iterated again."""
+
+    @property
+    def path(self) -> Path:
+        """What messages name."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in all, for showing progress."""
+
+    @property
+    def chunk_blocks(self) -> int:
+        """Blocks decoded at a time."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Read all of it."""
+
+
+def open_bus(session: Session, *, salvage: bool = False, tail_may_be_cut: bool = False) -> Reader:
+    """The capture of a session, of however many channels; options as `BusReader`'s."""
+    readers = [
+        BusReader(
+            session.path / channel.file,
+            channel.in_blocks,
+            salvage=salvage,
+            tail_may_be_cut=tail_may_be_cut,
+        )
+        for channel in session.board.channels
+    ]
+    if len(readers) == 1:
+        return readers[0]
+    if session.board.clocks == "pulses":
+        return MergedReader(aligned(readers, session.board.channels, session.path))
+    return MergedReader(readers)
+
+
+class MergedReader:
+    """Merges streams, holding about a chunk of each.
+
+    The merged stream has started when the first of them has, and stopped when all have.
+
+    Other channels see accesses while one loses some, so a loss of one channel is told twice, if
+    there are any: where the channel was last seen, and, with a count of 0, where it is seen again.
+    What was before is then not joined with what comes after, whichever channel that is on.
+    """
+
+    def __init__(self, readers: Sequence[BusReader | AlignedReader]) -> None:
+        self._readers = readers
+        self.path = readers[0].path.parent / "+".join(reader.path.name for reader in readers)
+        self.blocks = sum(reader.blocks for reader in readers)
+        self.chunk_blocks = readers[0].chunk_blocks
+        of_one_clock = [reader for reader in readers if isinstance(reader, BusReader)]
+        begins = [_first_ticks(reader) for reader in of_one_clock]
+        latest = max((ticks for ticks in begins if ticks is not None), default=0)
+        for reader, ticks in zip(of_one_clock, begins, strict=True):
+            if ticks is not None and ticks + COUNTER_TICKS // 2 < latest:
+                reader.since_ticks = COUNTER_TICKS  # of one clock: it began after the wrap
+
+    def __iter__(self) -> Iterator[Chunk]:
+        inputs = [_Input(iter(reader)) for reader in self._readers]
+        merger = _Merger(len(inputs))
+        while True:
+            horizon = min(each.horizon for each in inputs)
+            yield merger.merged([each.take(horizon) for each in inputs])
+            if horizon == END_OF_TIME:
+                return
+            for each in inputs:
+                if each.horizon == horizon:
+                    each.more()
+
+
+def _first_ticks(reader: BusReader) -> int | None:
+    """When a channel has its first mark or access."""
+    for chunk in reader:
+        if chunk.time.size or chunk.marks:
+            marks = [mark.time_ticks for mark in chunk.marks[:1]]
+            return min([*map(int, chunk.time[:1]), *marks])
+    return None
+
+
+@dataclass(frozen=True)
+class _Note:
+    """A loss or mark of one channel, right before its access `position`, or after that before it.
+
+    `told`: for the end of a loss, the same loss where it began.
+    """
+
+    position: int
+    before_next: bool
+    record: Lost | MarkRecord
+    told: Lost | None = None
+
+
+@dataclass
+class _Part:
+    """Decoded accesses of one channel, and what stands among them."""
+
+    time: U64
+    address: U64
+    write: npt.NDArray[np.bool_]
+    notes: list[_Note]
+
+
+class _Input:
+    """One stream, decoded up to a time: all accesses before `horizon` (ticks) are here."""
+
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
+        self._chunks = chunks
+        nothing = np.empty(0, np.uint64)
+        self._held = _Part(nothing, nothing, np.empty(0, np.bool_), [])
+        self.horizon = 0
+        self.more()
+
+    def more(self) -> None:
+        """Decode on."""
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            self.horizon = END_OF_TIME
+            return
+        held = self._held
+        start = held.time.size
+        for lost in chunk.lost:
+            position = lost.position + start
+            held.notes.append(_Note(position, False, lost))
+            held.notes.append(_Note(position, True, replace(lost, count=0, blocks=0), lost))
+        held.notes += [_Note(mark.position + start, False, mark) for mark in chunk.marks]
+        held.time = np.concatenate([held.time, chunk.time])
+        held.address = np.concatenate([held.address, chunk.address])
+        held.write = np.concatenate([held.write, chunk.write])
+        if held.time.size:
+            self.horizon = int(held.time[-1])
+
+    def take(self, horizon: int) -> _Part:
+        """The accesses before `horizon`, and what stands among them or right after."""
+        held = self._held
+        end = int(np.searchsorted(held.time, np.uint64(horizon)))
+        taken: list[_Note] = []
+        left: list[_Note] = []
+        for note in held.notes:
+            if note.position < end + (not note.before_next):
+                taken.append(note)
+            else:
+                left.append(replace(note, position=note.position - end))
+        self._held = _Part(held.time[end:], held.address[end:], held.write[end:], left)
+        return _Part(held.time[:end], held.address[:end], held.write[:end], taken)
+
+
+class _Merger:
+    """Puts parts together, and knows what went before."""
+
+    def __init__(self, channels: int) -> None:
+        self._channels = channels
+        self._running: set[int] = set()
+        self._stopped: set[int] = set()
+        self._accesses = 0
+        self._loss_began: dict[int, int] = {}  # access number by identity of the loss
+
+    def merged(self, parts: list[_Part]) -> Chunk:
+        """Accesses and notes of all parts, in order of time."""
+        time = np.concatenate([part.time for part in parts])
+        order = np.argsort(time, kind="stable")
+        place = np.empty(order.size, np.int64)
+        place[order] = np.arange(order.size)
+        chunk = Chunk(
+            time[order],
+            np.concatenate([part.address for part in parts])[order],
+            np.concatenate([part.write for part in parts])[order],
+        )
+        notes: list[tuple[int, int, int, _Note]] = []
+        start = 0
+        for channel, part in enumerate(parts):
+            for note in part.notes:
+                if note.before_next:
+                    position = int(place[start + note.position])
+                else:
+                    position = int(place[start + note.position - 1]) + 1 if note.position else 0
+                notes.append((position, note.record.time_ticks, channel, note))
+            start += part.time.size
+        for position, _, channel, note in sorted(notes, key=lambda each: each[:3]):
+            self._add(chunk, position, channel, note)
+        self._accesses += order.size
+        return chunk
+
+    def _add(self, chunk: Chunk, position: int, channel: int, note: _Note) -> None:
+        record = note.record
+        if isinstance(record, MarkRecord):
+            if self._is_ours(channel, record.code):
+                chunk.marks.append(replace(record, position=position))
+            return
+        at = self._accesses + position
+        if note.told is None:
+            self._loss_began[id(record)] = at
+        elif self._loss_began.pop(id(note.told)) == at:
+            return
+        chunk.lost.append(replace(record, position=position))
+
+    def _is_ours(self, channel: int, code: int) -> bool:
+        if code == wire.Mark.START:
+            self._running.add(channel)
+            self._stopped.discard(channel)
+            return len(self._running) == 1
+        if code == wire.Mark.STOP:
+            self._running.discard(channel)
+            self._stopped.add(channel)
+            return len(self._stopped) == self._channels
+        return True

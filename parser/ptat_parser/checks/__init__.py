@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Checks of a session that share no code with what they check.
+
+session (all invariants) ─ capture (word by word) ─ tables (held against the log) ─ report
+validation (results against the testbed's truth and counters)
+"""

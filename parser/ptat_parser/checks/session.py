@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Checks the invariants of a session and names the first place where one does not hold.
+
+The capture is read by `ptat_parser.checks.capture` and held against the log by
+`ptat_parser.checks.tables`, which share nothing with the decoder, the merging of channels and the
+replay, so that a fault of theirs shows as a contradiction. What is checked, in this order:
+
+* capture: every block's magic number, version, channel, CRC, check word and padding; block numbers
+  without gaps; records that exist; START and STOP; time that never runs backwards
+* outline: what the recorder saw in the capture is what is there
+* accesses: inside the region; the marker area only stored to
+* kernel log: readable, whole pages, one event for each sequence number
+* markers: one store for each event, and the other way round, in the order of all channels
+* tables: only tables that were handed out are stored to, only tables that were linked are read
+* entries: as many stores to a line as events for it (PMD entries always; PTEs if recorded)
+* counts: results and summary agree with each other, with the capture and with the counters, and
+  results are in order of time
+
+What was lost is no violation as long as it is counted; checks that need what was lost are left
+out and say so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.capture import block_index
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.checks.capture import Capture, check_channel, locate, merged
+from ptat_parser.checks.report import Check, Report
+from ptat_parser.checks.tables import Ordered, check_tables
+from ptat_parser.errors import BadInput, PtatError
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.kernel import tracepoints
+from ptat_parser.kernel.log import KernelLog
+from ptat_parser.order import markers
+from ptat_parser.order.first_pass import Progress, no_progress
+from ptat_parser.results import pipeline
+from ptat_parser.results import reader as results_reader
+
+__all__ = ["Report", "check"]
+
+
+def check(directory: Path, *, progress: Progress = no_progress) -> Report:
+    """Check a session, parsing it if that has not been done yet.
+
+    Raises `SessionError` if there is no session that could be checked.
+    """
+    session = Session(directory)
+    report = Report()
+    structure = report.begin("capture", "blocks, records and time of the capture")
+    accesses = report.begin("accesses", "inside the region, markers only stored to")
+    capture = Capture()
+    for channel in session.board.channels:
+        check_channel(session, channel, capture, report, structure, accesses, progress)
+    report.accesses = capture.accesses
+    _check_outline(session, report)
+    log = _check_log(session, report)
+    ordered = _check_markers(session, capture, log, report)
+    check_tables(session, ordered, capture.accesses, report, progress)
+    _check_counts(session, capture, report, progress)
+    return report
+
+
+def _check_outline(session: Session, report: Report) -> None:
+    path = block_index.path_of(session.bus_path)
+    if not path.exists():
+        return
+    current = report.begin("outline", "tells what is in the capture")
+    try:
+        block = block_index.Outline(path).differs(
+            BusReader(session.bus_path, session.channel.in_blocks)
+        )
+    except PtatError as error:
+        report.violated(current, error.message, path.name)
+        return
+    if block is not None:
+        report.violated(current, "not of this capture", path.name, block=block, word=0)
+
+
+# Kernel log and markers ---------------------------------------------------------------------------
+
+
+def _check_log(session: Session, report: Report) -> KernelLog | None:
+    current = report.begin("kernel log", "whole pages, each sequence number once")
+    try:
+        session.check_files()
+        return kernel_log.read_kernel_log(session.kernel_path)
+    except PtatError as error:
+        report.violated(current, error.message, session.kernel_path.name)
+        return None
+
+
+def _marker_stores(session: Session) -> markers.MarkerStores:
+    """Of a capture that is whole."""
+    region = session.region
+    marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
+    position, ticks, slot = [], [], []
+    done = 0
+    for found in merged(session):
+        offset = found.address - np.uint64(region.base)
+        rows = np.flatnonzero(found.write & (offset < marker_bytes))
+        position.append(rows + done)
+        ticks.append(found.time[rows])
+        slot.append((offset[rows] // np.uint64(region.marker_stride_bytes)).astype(np.int64))
+        done += found.time.size
+    stores = sum(rows.size for rows in position)
+    return markers.MarkerStores(
+        np.concatenate(position),
+        np.concatenate(ticks),
+        np.concatenate(slot),
+        np.zeros(stores, np.bool_),
+    )
+
+
+def _check_markers(
+    session: Session, capture: Capture, log: KernelLog | None, report: Report
+) -> Ordered | None:
+    """One store for each event; None where the two streams cannot be ordered for certain."""
+    current = report.begin("markers", "one store on the bus for each table event")
+    if log is None or report.checks[0].violations:
+        current.skipped = "capture or kernel log is damaged"
+    elif capture.gaps or log.lost_seqs or log.lost_events:
+        current.skipped = "accesses or kernel events were lost"
+    elif session.board.clocks != "one":
+        current.skipped = "the channels have clocks of their own"
+    if current.skipped or log is None:
+        return None
+    stores = _marker_stores(session)
+    slot, position = stores.slot, stores.position
+    cycles_per_tick = session.kernel.tsc_hz / session.channel.tick_hz
+    placed = markers.place(log.tables, stores, session.region.marker_slots, cycles_per_tick)
+    without_store = np.flatnonzero(placed.position == markers.BY_TIME)
+    if without_store.size and session.complete:
+        event = log.tables[without_store[0]]
+        report.violated(
+            current,
+            f"{tracepoints.TABLE_KINDS[event['kind']]} number {event['seq']} has no marker store",
+            f"{session.kernel_path.name}/cpu{event['cpu']}.raw",
+            int(without_store.size),
+        )
+    if placed.stores_without_event:
+        store = int(np.setdiff1d(np.arange(slot.size), placed.store)[0])
+        name, place = locate(session, int(position[store]))
+        report.violated(
+            current,
+            f"a store to marker slot {slot[store]} that no event explains",
+            name,
+            placed.stores_without_event,
+            **place,
+        )
+    certain = placed.position != markers.BY_TIME
+    order = np.argsort(placed.position[certain], kind="stable")
+    return (
+        None
+        if current.violations
+        else Ordered(log, log.tables[certain][order], placed.position[certain][order])
+    )
+
+
+# Counts -------------------------------------------------------------------------------------------
+
+
+def _check_counts(session: Session, capture: Capture, report: Report, progress: Progress) -> None:
+    """What the results say against each other, the capture and the counters."""
+    current = report.begin("counts", "results, summary, capture and counters agree")
+    if any(check.violations for check in report.checks[:3]):
+        current.skipped = "capture or kernel log is damaged"
+        return
+    try:
+        found = pipeline.load(session.path, progress=progress)
+    except PtatError as error:
+        report.violated(current, error.message, session.results_path.name)
+        return
+    summary = found.summary
+    report.lost = summary["lost"]
+    totals, unexplained = summary["totals"], summary["unexplained"]
+    pages = found.pages()
+    processes = summary["processes"]
+    if (found.path / "misses").is_dir():
+        try:
+            by_kind = _count_rows(session, found, current, report)
+        except PtatError as error:
+            report.violated(current, error.message, session.results_path.name)
+            return
+    else:
+        by_kind = np.array([totals[name] for name in ("misses", "faulted", "pmd_reads")])
+    name = f"{session.results_path.name}/summary.json"
+    table = f"{session.results_path.name}/pages.parquet"
+    files = f"{session.results_path.name}/misses"
+
+    def equal(file: str, what: str, value: int, other: str, expected: int) -> None:
+        if value != expected:
+            message = f"{what}: {value}, but {other}: {expected}"
+            report.violated(current, message, file)
+
+    def column(column: str) -> int:
+        return int(pages[column].to_numpy().sum())
+
+    equal(name, "accesses", totals["accesses"], "in the capture", capture.accesses)
+    equal(files, "misses in files", int(by_kind[0]), "in the summary", totals["misses"])
+    equal(files, "faulted walks in files", int(by_kind[1]), "in the summary", totals["faulted"])
+    equal(files, "PMD reads in files", int(by_kind[2]), "in the summary", totals["pmd_reads"])
+    equal(table, "misses of all pages", column("misses"), "in the summary", totals["misses"])
+    equal(
+        table, "faulted walks of all pages", column("faulted"), "in the summary", totals["faulted"]
+    )
+    for what in ("misses", "faulted"):
+        of_processes = sum(process[what] for process in processes)
+        equal(name, f"{what} of all processes", of_processes, "in total", totals[what])
+    kinds = ("misses", "faulted", "pmd_reads", "readbacks")
+    reads = sum(totals[kind] for kind in kinds) + unexplained["reads"]
+    equal(name, "reads by kind", reads, "in the capture", capture.reads)
+    equal(
+        name,
+        "accesses lost",
+        summary["losses"]["accesses"],
+        "in the capture",
+        capture.lost_accesses,
+    )
+    if unexplained["reads"] != capture.unexplained:
+        report.violated(
+            current,
+            f"{unexplained['reads']} reads that nothing explains",
+            name,
+            unexplained["reads"],
+        )
+    stores = capture.accesses - capture.reads - capture.marker_stores
+    equal(name, "stores of entries", totals["stores"], "in the capture", stores)
+    _check_counters(session, capture, stores, equal)
+
+
+def _check_counters(
+    session: Session,
+    capture: Capture,
+    stores: int,
+    equal: Callable[[str, str, int, str, int], None],
+) -> None:
+    """A model's counters say what touched the region, whether or not it reached the capture."""
+    if not session.counters_path.is_file():
+        return
+    try:
+        counters = json.loads(session.counters_path.read_bytes())
+        region = counters.get("region")
+        if region is None:
+            return
+        reads = region["walker_leaf_reads"] + region["walker_pmd_reads"] + region["cpu_loads"]
+        lost = counters["model"]["bus_lost"]
+        counted = reads + region["cpu_entry_stores"] + region["cpu_marker_stores"]
+        loads = region["cpu_loads"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{session.counters_path}: damaged: {error}", "restore the file") from None
+    name = session.counters_path.name
+    equal(name, "loads of the region by the kernel", loads, "read back", capture.readbacks)
+    equal(name, "accesses", counted - lost, "in the capture", capture.accesses)
+    if not lost:
+        equal(name, "reads", reads, "in the capture", capture.reads)
+        equal(name, "stores of entries", region["cpu_entry_stores"], "in the capture", stores)
+
+
+def _count_rows(
+    session: Session, found: results_reader.Results, current: Check, report: Report
+) -> npt.NDArray[np.int64]:
+    """How many rows of single reads there are of each kind; time must not run backwards."""
+    by_kind = np.zeros(3, np.int64)
+    for name, batches in (("misses", found.misses()), ("other", found.others())):
+        last_ns = None
+        for time, _, *kind in batches:
+            by_kind += np.bincount(kind[0], minlength=3) if kind else [time.size, 0, 0]
+            before = time[:1] if last_ns is None else [last_ns]
+            backwards = np.flatnonzero(np.diff(time, prepend=before) < 0)
+            if backwards.size:
+                message = f"row of {time[backwards[0]]} ns after one of a later time"
+                file = f"{session.results_path.name}/{name}"
+                report.violated(current, message, file, int(backwards.size))
+            last_ns = time[-1] if time.size else last_ns
+    return by_kind

@@ -1,0 +1,507 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Compares a trace with what is known from elsewhere: truth, counters, the walks' grammar.
+
+The testbed's walker stamps each walk with the time of its leaf read on the bus, so trace and
+truth are joined walk by walk: a miss is right if process, virtual page and page size agree.
+Order is then equal by itself. Boards without a truth are held to less: every read explained
+and, where the machine reads the whole path at each walk, every walk whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ptat_parser.errors import BadInput
+from ptat_parser.formats import truth
+from ptat_parser.order.clock import Clock
+from ptat_parser.order.first_pass import Progress, no_progress
+from ptat_parser.results.reader import KIND_FAULT, Results
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+BLOCK_WORDS = truth.BLOCK_WORDS
+EXAMPLES_MAX = 10
+AT_ONCE_NS = 50_000_000
+"""A CPU that is stopped between its walk and the fault's event goes on before that."""
+
+_COUNTERS = tuple(
+    f"{name}.walk_completed" for name in ("dtlb_load_misses", "dtlb_store_misses", "itlb_misses")
+)
+_RETIRED = ("mem_inst_retired.stlb_miss_loads", "mem_inst_retired.stlb_miss_stores")
+_BY_SIZE = {12: "_4k", 21: "_2m_4m", 30: "_1g"}
+"""What perf appends to an event's name for one page size, by log2 of its bytes."""
+
+
+@dataclass
+class Compared:
+    """Misses of a process beside what counters say of it, of one page size or of all.
+
+    Counters are kept for each page directory. Its frame may serve one process after the other,
+    which are then compared together.
+    """
+
+    processes: list[str]
+    """``comm tgid`` of each."""
+    page_size_bytes: int | None
+    """None: all sizes."""
+    trace: int
+    walks: int
+    """Completed ones, speculative or not."""
+    retired: int | None = None
+    """Loads and stores that needed a walk and were executed to their end; None: not counted."""
+    untraced: int = 0
+    """Of the walks: those that read no table in the region, as far as a truth tells."""
+    foreign: int = 0
+    """Of the walks: those of other processes with the same page directory, likewise."""
+
+
+@dataclass
+class Validation:
+    """The outcome; `asdict` of it is what ``ptat validate --json`` prints.
+
+    `exact` is None where no truth was recorded; `ok` says whether all that could be checked
+    holds. `missing`: misses of the truth that the trace lacks; `extra`: misses of the trace that
+    the truth lacks; `wrong_page`: in both, but of another process, page or page size.
+    `fault_label_errors`: walks taken for faulted that were not, or the other way round (they
+    are in `missing` or `extra` too). `swapped`: pairs of them that are walks of one page by two
+    CPUs at once, one of which faulted: of the bus alone, whose was which cannot be told.
+    `outside_region`: misses of traced processes whose leaf entry lay outside the region;
+    `not_demanded`: those of them that the trace need not have.
+    `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
+    `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
+    `compared` the same for each of them, one row for all its pages and one for each page size.
+    """
+
+    ok: bool = True
+    exact: bool | None = None
+    truth_misses: int | None = None
+    trace_misses: int = 0
+    matched: int = 0
+    missing: int = 0
+    extra: int = 0
+    wrong_page: int = 0
+    lost: int = 0
+    counter_walks: int | None = None
+    relative_error: float | None = None
+    fault_label_errors: int = 0
+    swapped: int = 0
+    outside_region: int = 0
+    not_demanded: int = 0
+    unexplained: int = 0
+    truth_faulted: int | None = None
+    trace_faulted: int = 0
+    foreign_walks: int = 0
+    races: int = 0
+    explained: int | None = None
+    kernel_reads: int | None = None
+    granularity_bytes: int = 8
+    compared: list[Compared] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def validate(results: Results, *, progress: Progress = no_progress) -> Validation:
+    """Check a parsed session against everything its recording offers."""
+    summary = results.summary
+    found = Validation(
+        trace_misses=summary["totals"]["misses"],
+        trace_faulted=summary["totals"]["faulted"],
+        lost=summary["lost"],
+        unexplained=summary["unexplained"]["reads"] + summary["unexplained"]["events"],
+        granularity_bytes=summary["granularity_bytes"],
+    )
+    unseen = _Unseen()
+    if results.session.truth_path.exists():
+        _compare_with_truth(results, found, unseen, progress)
+    else:
+        found.notes.append("no truth was recorded: misses cannot be compared one by one")
+    if results.session.counters_path.exists():
+        _compare_with_counters(results, found, unseen)
+    else:
+        found.notes.append("no counters were recorded")
+    if results.session.board.walk_reads == "all":
+        _check_walks(results, found)
+    one_in = results.summary.get("sampled_one_in", 1)
+    if one_in > 1:
+        found.notes.append(f"1 in {one_in} accesses sampled: the trace cannot be complete")
+    found.ok = (
+        found.exact is not False
+        and one_in == 1
+        and not found.lost
+        and not found.unexplained
+        and not found.kernel_reads
+    )
+    return found
+
+
+class _Swaps:
+    """Walks of one page by two CPUs, of which one faulted, each taken for the other."""
+
+    def __init__(self) -> None:
+        self.pairs = 0
+        # By how they were taken, process, page and its size: CPUs and times.
+        self._alone: defaultdict[tuple[bool, int, int, int], list[tuple[int, int]]]
+        self._alone = defaultdict(list)
+
+    def add(self, owner: I64, time_ns: I64, walks: npt.NDArray[Any], *, as_miss: bool) -> None:
+        """Walks taken for misses, or for faulted; `walks`: rows of a truth, `owner`: whose."""
+        pages = walks["va"] >> walks["shift"].astype(np.uint64)
+        columns = (owner, pages, walks["shift"], walks["cpu"], time_ns)
+        for *page, cpu, at_ns in zip(*(column.tolist() for column in columns), strict=True):
+            others = self._alone[not as_miss, *page]
+            for i, (other, other_ns) in enumerate(others):
+                if other != cpu and abs(other_ns - at_ns) <= AT_ONCE_NS:
+                    del others[i]
+                    self.pairs += 1
+                    break
+            else:
+                self._alone[as_miss, *page].append((cpu, at_ns))
+
+
+def _check_walks(results: Results, found: Validation) -> None:
+    walks = results.summary["walks"]
+    if results.session.region.levels != "pte+pmd":
+        found.notes.append("PMD tables were not traced: the walks' grammar cannot be checked")
+        return
+    found.explained = walks["whole"]
+    found.kernel_reads = walks["broken"] + found.unexplained
+
+
+class _Unseen:
+    """Completed walks that counters have and the trace has not, by page directory and size."""
+
+    def __init__(self) -> None:
+        self.untraced: Counter[tuple[int, int]] = Counter()
+        self.foreign: Counter[tuple[int, int]] = Counter()
+
+    @staticmethod
+    def add(to: Counter[tuple[int, int]], walks: npt.NDArray[Any]) -> None:
+        """Count walks, rows of a truth."""
+        both = walks["pgd_pfn"].astype(np.uint64) << np.uint64(8) | walks["shift"]
+        values, counts = np.unique(both, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            to[value >> 8, value & 255] += count
+
+
+def _compare_with_counters(results: Results, found: Validation, unseen: _Unseen) -> None:
+    path = results.session.counters_path
+    try:
+        content = json.loads(path.read_bytes())
+        spaces = {space["pgd_pfn"]: space for space in content["address_spaces"]}
+        # A model walks for what is executed, and for nothing else.
+        all_retire = str(content.get("source", "")).startswith("testbed model")
+        for pfn, processes in _by_directory(results.summary["processes"]).items():
+            if pfn in spaces:
+                found.compared += _compare_space(pfn, processes, spaces[pfn], all_retire, unseen)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path}: damaged: {error}", "restore the file, or record again") from None
+    found.counter_walks = sum(one.walks for one in found.compared if one.page_size_bytes is None)
+    if found.foreign_walks:
+        # Unlike a CPU's, these counters are kept for each page directory, and its frame may
+        # serve one process after the other.
+        found.counter_walks -= found.foreign_walks
+        found.notes.append(
+            f"{found.foreign_walks} walks of untraced processes that used the same page"
+            " directories are taken off the counters"
+        )
+    if found.counter_walks:
+        trace = sum(p["misses"] for p in results.summary["processes"] if _is_whole(p))
+        found.relative_error = 1 - trace / found.counter_walks
+
+
+def _is_whole(process: dict[str, Any]) -> bool:
+    """Traced from its start."""
+    return process["why"] in ("fork", "exec")
+
+
+def _by_directory(processes: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """The whole processes by their page directory's frame."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for process in processes:
+        if _is_whole(process):
+            found.setdefault(process["pgd"] >> 12, []).append(process)
+    return found
+
+
+def _compare_space(
+    pfn: int,
+    processes: list[dict[str, Any]],
+    space: dict[str, int],
+    all_retire: bool,
+    unseen: _Unseen,
+) -> Iterator[Compared]:
+    """All pages, then each page size that either has walks of; `space`: counts by event."""
+    names = [f"{process['comm']} {process['tgid']}" for process in processes]
+    walks = sum(space[name] for name in _COUNTERS)
+    retired: int | None = walks if all_retire else None
+    if _RETIRED[0] in space:
+        retired = sum(space[name] for name in _RETIRED)
+    sizes = list(_BY_SIZE)
+    yield Compared(
+        names,
+        None,
+        sum(process["misses"] for process in processes),
+        walks,
+        retired,
+        sum(unseen.untraced[pfn, size] for size in sizes),
+        sum(unseen.foreign[pfn, size] for size in sizes),
+    )
+    for size, suffix in _BY_SIZE.items():
+        if _COUNTERS[0] + suffix not in space:
+            continue
+        of_size = sum(space[name + suffix] for name in _COUNTERS)
+        trace = sum(p["misses_by_page_size"].get(str(1 << size), 0) for p in processes)
+        if of_size or trace:
+            yield Compared(
+                names,
+                1 << size,
+                trace,
+                of_size,
+                of_size if all_retire else None,
+                unseen.untraced[pfn, size],
+                unseen.foreign[pfn, size],
+            )
+
+
+class _Processes:
+    """Which traced address space a page-directory frame belonged to, and when."""
+
+    def __init__(self, processes: list[dict[str, Any]]) -> None:
+        self._lives: dict[int, list[tuple[int, int, int]]] = {}
+        self.from_start = np.array([p["why"] in ("fork", "exec") for p in processes], np.bool_)
+        self.pgds_from_start = np.unique(
+            [p["pgd"] >> 12 for p in processes if p["why"] in ("fork", "exec")]
+        )
+        for i, process in enumerate(processes):
+            if process["attached_ticks"] is None:
+                continue
+            end = process["exited_ticks"]
+            life = (process["first_ticks"], (1 << 63) if end is None else end, i)
+            self._lives.setdefault(process["pgd"] >> 12, []).append(life)
+
+    def of(self, pgd_pfn: U64, time: U64) -> I64:
+        """Index of the process of each walk, -1 where it was not traced."""
+        found = np.full(time.size, -1, np.int64)
+        for pfn in np.unique(pgd_pfn).tolist():
+            rows = np.flatnonzero(pgd_pfn == pfn)
+            at = time[rows].astype(np.int64)
+            for start, end, i in self._lives.get(pfn, []):
+                found[rows[(at >= start) & (at < end)]] = i
+        return found
+
+
+class _Trace:
+    """Records of one kind of results file, taken up to a time."""
+
+    def __init__(self, batches: Iterator[tuple[npt.NDArray[Any], ...]]) -> None:
+        self._batches = batches
+        self._held: tuple[npt.NDArray[Any], ...] | None = next(batches, None)
+
+    def until(self, time_ns: int | None) -> tuple[I64, npt.NDArray[np.uint32]]:
+        """Time and page of the records not taken yet, up to `time_ns` (None: all)."""
+        times, pages = [np.empty(0, np.int64)], [np.empty(0, np.uint32)]
+        while self._held is not None:
+            time, page = self._held
+            end = (
+                time.size if time_ns is None else int(np.searchsorted(time, time_ns, side="right"))
+            )
+            times.append(time[:end])
+            pages.append(page[:end])
+            if end < time.size:
+                self._held = time[end:], page[end:]
+                break
+            self._held = next(self._batches, None)
+        return np.concatenate(times), np.concatenate(pages)
+
+
+def _faults(results: Results) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+    for time, page, kind in results.others():
+        rows = kind == KIND_FAULT
+        yield time[rows], page[rows]
+
+
+def _join(time: I64, of: I64) -> I64:
+    """Index into the sorted `of` of each element of the sorted `time`, or -1.
+
+    Equal times are paired in order.
+    """
+    if not time.size or not of.size:
+        return np.full(time.size, -1, np.int64)
+    rank = np.arange(time.size) - np.searchsorted(time, time)
+    at = np.searchsorted(of, time) + rank
+    inside = np.minimum(at, of.size - 1)
+    return np.where((at < of.size) & (of[inside] == time), inside, -1)
+
+
+def _compare_with_truth(
+    results: Results, found: Validation, unseen: _Unseen, progress: Progress
+) -> None:
+    """Join misses and faulted walks with the truth, block by block."""
+    walks = truth.Reader(results.session.truth_path, BLOCK_WORDS)
+    comparison = _Comparison(results, found, unseen)
+    any_walks = False
+    for block, time_ns, more in _blocks(walks, Clock.from_summary(results.summary["clock"])):
+        any_walks = True
+        comparison.add(block, time_ns, int(time_ns[-1]) if more else None)
+        progress("comparing", walks.words_read, walks.words)
+    if not any_walks:
+        found.extra = found.trace_misses
+    found.swapped = comparison.swaps.pairs
+    found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
+
+
+class _Comparison:
+    """Compares a trace with the walks of a truth, in the order of time."""
+
+    def __init__(self, results: Results, found: Validation, unseen: _Unseen) -> None:
+        summary = results.summary
+        self._found, self._unseen = found, unseen
+        self._processes = _Processes(summary["processes"])
+        index_of = {process["mm"]: i for i, process in enumerate(summary["processes"])}
+        self._pages = pages = results.pages()
+        self._page_mm = np.array([index_of[mm] for mm in pages["mm"].to_pylist()], np.int64)
+        self._page_va = pages["vaddr"].to_numpy()
+        self._page_size = pages["page_size_bytes"].to_numpy().astype(np.uint64)
+        self._page_end = self._page_va + self._page_size * pages["span"].to_numpy()
+        self._pmd_visible = results.session.region.levels == "pte+pmd"
+        self._misses, self._faults = _Trace(results.misses()), _Trace(_faults(results))
+        self._in_doubt = summary["faults"]["in_doubt"]
+        self.swaps = _Swaps()
+        found.truth_misses = found.truth_faulted = 0
+
+    def add(self, block: npt.NDArray[Any], time_ns: I64, last_ns: int | None) -> None:
+        """Compare a block of walks with the trace up to `last_ns` (None: to its end)."""
+        found = self._found
+        owner = self._processes.of(block["pgd_pfn"], block["time"])
+        demanded = self._demanded(block, owner)
+        trace_ns, page = self._misses.until(last_ns)
+        walk = _join(trace_ns, time_ns)
+        known = walk >= 0
+        right = known & demanded[walk] & self._agrees(block, owner, walk, page)
+        wrong = known & demanded[walk] & ~right
+        extra = ~known | ~demanded[walk]
+        hit = np.zeros(len(block), np.bool_)
+        hit[walk[known]] = True
+        missing = demanded & ~hit
+        found.matched += int(np.count_nonzero(right))
+        found.wrong_page += int(np.count_nonzero(wrong))
+        found.extra += int(np.count_nonzero(extra))
+        found.missing += int(np.count_nonzero(missing))
+        fault_walk = self._labels(block, owner, time_ns, demanded, walk, last_ns)
+        for kind, rows in (("wrong_page", wrong), ("extra", extra)):
+            for i in np.flatnonzero(rows)[: EXAMPLES_MAX - len(found.examples)].tolist():
+                found.examples.append(
+                    {"kind": kind}
+                    | _of_trace(self._pages, trace_ns, page, i)
+                    | (_of_truth(block, int(walk[i])) if known[i] else {})
+                )
+        for i in np.flatnonzero(missing)[: EXAMPLES_MAX - len(found.examples)].tolist():
+            as_fault = np.flatnonzero(fault_walk == i)[:1].tolist()
+            found.examples.append(
+                {"kind": "missing", "labelled_faulted": bool(as_fault), "time_ns": int(time_ns[i])}
+                | _of_truth(block, i)
+            )
+
+    def _demanded(self, block: npt.NDArray[Any], owner: I64) -> npt.NDArray[np.bool_]:
+        """Which walks the trace must have as misses; counts those of each kind."""
+        found, unseen, processes = self._found, self._unseen, self._processes
+        flags, shift = block["flags"], block["shift"]
+        faulted = flags & truth.Flag.FAULT != 0
+        in_region = flags & truth.Flag.LEAF_IN_REGION != 0
+        traced = owner >= 0
+        visible = (shift == 12) | (self._pmd_visible & (shift == 21))
+        demanded: npt.NDArray[np.bool_] = (
+            traced & ~faulted & (in_region | (processes.from_start[owner] & visible))
+        )
+        outside = traced & ~faulted & ~in_region
+        found.truth_misses = (found.truth_misses or 0) + int(np.count_nonzero(demanded))
+        found.truth_faulted = (found.truth_faulted or 0) + int(
+            np.count_nonzero(traced & faulted & in_region)
+        )
+        found.outside_region += int(np.count_nonzero(outside))
+        found.not_demanded += int(np.count_nonzero(outside & ~demanded))
+        foreign = ~faulted & ~(traced & processes.from_start[owner])
+        foreign &= np.isin(block["pgd_pfn"], processes.pgds_from_start)
+        found.foreign_walks += int(np.count_nonzero(foreign))
+        unseen.add(unseen.untraced, block[outside & processes.from_start[owner]])
+        unseen.add(unseen.foreign, block[foreign])
+        found.races += int(np.count_nonzero(traced & (flags & truth.Flag.RACE != 0)))
+        return demanded
+
+    def _agrees(
+        self, block: npt.NDArray[Any], owner: I64, walk: I64, page: npt.NDArray[np.uint32]
+    ) -> npt.NDArray[np.bool_]:
+        """Which misses agree with their walk about process, page and page size."""
+        va, shift = block["va"][walk], block["shift"][walk].astype(np.uint64)
+        agrees: npt.NDArray[np.bool_] = (
+            (self._page_mm[page] == owner[walk])
+            & (self._page_va[page] <= va)
+            & (va < self._page_end[page])
+            & (self._page_size[page] == np.uint64(1) << shift)
+        )
+        return agrees
+
+    def _labels(
+        self,
+        block: npt.NDArray[Any],
+        owner: I64,
+        time_ns: I64,
+        demanded: npt.NDArray[np.bool_],
+        walk: I64,
+        last_ns: int | None,
+    ) -> I64:
+        """Count the walks that were taken for faulted and were not, or the other way round.
+
+        Returns the walks of the trace's faulted ones.
+        """
+        faulted = block["flags"] & truth.Flag.FAULT != 0
+        as_misses = (walk >= 0) & (faulted & (owner >= 0))[walk]
+        fault_ns, _ = self._faults.until(last_ns)
+        fault_walk = _join(fault_ns, time_ns)
+        as_faulted = (fault_walk >= 0) & demanded[fault_walk]
+        for rows, as_miss in ((walk[as_misses], True), (fault_walk[as_faulted], False)):
+            self._found.fault_label_errors += rows.size
+            if self._in_doubt:
+                self.swaps.add(owner[rows], time_ns[rows], block[rows], as_miss=as_miss)
+        return fault_walk
+
+
+def _blocks(walks: truth.Reader, clock: Clock) -> Iterator[tuple[npt.NDArray[Any], I64, bool]]:
+    """Walks, their times in nanoseconds, and whether more follow.
+
+    Walks of the same nanosecond stay together.
+    """
+    held = np.empty(0, truth.dtype())
+    for walk in walks:
+        block = np.concatenate([held, walk])
+        time_ns = clock.to_ns(block["time"].copy())
+        whole = int(np.searchsorted(time_ns, time_ns[-1]))
+        held = block[whole:]
+        if whole:
+            yield block[:whole], time_ns[:whole], True
+    if held.size:
+        yield held, clock.to_ns(held["time"].copy()), False
+
+
+def _of_trace(
+    pages: pa.Table, time_ns: I64, page: npt.NDArray[np.uint32], i: int
+) -> dict[str, Any]:
+    row = pages.slice(int(page[i]), 1).to_pylist()[0]
+    return {
+        "time_ns": int(time_ns[i]),
+        "trace": {name: row[name] for name in ("mm", "vaddr", "page_size_bytes", "span")},
+    }
+
+
+def _of_truth(block: npt.NDArray[Any], i: int) -> dict[str, Any]:
+    row = block[i]
+    return {"truth": {name: int(row[name]) for name, _, _ in truth.FIELDS}}

@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Archive of a capture stream (``.ptb``): compressed, checksummed, seekable by time.
+
+docs/formats.md describes the layout. The stream is cut into pieces of `PIECE_BLOCKS` blocks; each
+is compressed alone, its words split into byte planes, and has a header that says what it holds. The
+footer repeats all headers. It is written last: without it (the writer was killed) the pieces are
+found one after the other. The archive gives back the very bytes of the stream, damaged or not.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from zlib_ng import zlib_ng
+
+from ptat_parser import wire
+from ptat_parser.compiled.jit import Integer, jit
+from ptat_parser.errors import BadInput, ParseError
+from ptat_parser.formats.storage import Source
+
+U64 = npt.NDArray[np.uint64]
+
+MAGIC = b"PTAT-PTB"
+END_MAGIC = b"PTB-END\0"
+VERSION = 1
+
+FILE_HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("piece_bytes", "<u4")])
+"""Start of the file. `piece_bytes`: of the stream, in each piece but the last."""
+
+PIECE_MAGIC = 0x50425450  # "PTBP"
+PIECE = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("crc", "<u4"),  # of what follows in the header
+        ("offset", "<u8"),  # of this header in the file
+        ("first_ticks", "<u8"),  # time of the first block
+        ("last_ticks", "<u8"),  # of the last record
+        ("accesses", "<u8"),
+        ("lost", "<u8"),  # accesses, as LOST records say
+        ("raw_bytes", "<u4"),
+        ("data_bytes", "<u4"),  # compressed, right after the header
+        ("data_crc", "<u4"),
+        ("zero", "<u4"),
+    ]
+)
+"""Header of a piece, and a row of the footer."""
+
+END = np.dtype(
+    [("offset", "<u8"), ("pieces", "<u8"), ("crc", "<u4"), ("zero", "<u4"), ("magic", "S8")]
+)
+"""End of the file: where the footer begins, how many rows it has, their CRC."""
+
+PIECE_BLOCKS = 64
+PIECE_BYTES = PIECE_BLOCKS * wire.BLOCK_BYTES
+PIECE_BYTES_MAX = 16 << 20
+"""More in one piece is not believed."""
+
+_PLANES = 8
+_ACCESS, _TIME, _LOST, _MARK = (
+    np.uint64(tag) for tag in (wire.Tag.ACCESS, wire.Tag.TIME, wire.Tag.LOST, wire.Tag.MARK)
+)
+_TAG_SHIFT = np.uint64(wire.TAG_SHIFT)
+_ACCESS_DELTA_SHIFT = np.uint64(wire.ACCESS_DELTA_SHIFT)
+_EVENT_DELTA_SHIFT = np.uint64(wire.EVENT_DELTA_SHIFT)
+_ACCESS_DELTA_MASK = np.uint64((1 << wire.ACCESS_DELTA_BITS) - 1)
+_EVENT_DELTA_MASK = np.uint64((1 << wire.EVENT_DELTA_BITS) - 1)
+_TIME_MASK = np.uint64((1 << wire.TIME_BITS) - 1)
+_LOST_MASK = np.uint64((1 << wire.LOST_COUNT_BITS) - 1)
+_LEVEL = 1
+_HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
+
+
+def is_archive(source: Source) -> bool:
+    """Whether a file starts as an archive does."""
+    return source.read(0, len(MAGIC)) == MAGIC
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+class ArchiveWriter:
+    """Appends a capture stream to an archive.
+
+    Use as a context manager: leaving it writes the last piece and the footer and has the file on
+    the disk. What was written before a crash can be read without them. Raises `OSError` where the
+    disk is full; the pieces before that stay readable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._codec = pa.Codec("zstd", compression_level=_LEVEL)
+        self._held = bytearray()
+        self._rows: list[npt.NDArray[np.void]] = []
+        header = np.array((MAGIC, VERSION, PIECE_BYTES), FILE_HEADER)
+        self._file.write(header.tobytes())
+        self._offset = FILE_HEADER.itemsize
+
+    def __enter__(self) -> ArchiveWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._file:
+            if error is None:
+                self._finish()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes of the stream, of any length."""
+        self._held += data
+        while len(self._held) >= PIECE_BYTES:
+            self._piece(bytes(self._held[:PIECE_BYTES]))
+            del self._held[:PIECE_BYTES]
+
+    def _finish(self) -> None:
+        if self._held:
+            self._piece(bytes(self._held))
+        rows = np.array(self._rows, PIECE).tobytes()
+        end = np.zeros((), END)
+        end["magic"], end["offset"], end["pieces"] = END_MAGIC, self._offset, len(self._rows)
+        end["crc"] = zlib_ng.crc32(rows)
+        self._file.write(rows + end.tobytes())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _piece(self, raw: bytes) -> None:
+        data = self._codec.compress(to_planes(raw))
+        row = np.zeros((), PIECE)
+        row["magic"], row["offset"] = PIECE_MAGIC, self._offset
+        row["raw_bytes"], row["data_bytes"] = len(raw), data.size
+        row["data_crc"] = zlib_ng.crc32(data)
+        whole = len(raw) // wire.BLOCK_BYTES
+        words = np.frombuffer(raw, "<u8", whole * wire.BLOCK_WORDS).reshape(-1, wire.BLOCK_WORDS)
+        row["first_ticks"], row["last_ticks"], row["accesses"], row["lost"] = _contents(words)
+        row["crc"] = _header_crc(row)
+        self._file.write(row.tobytes())
+        self._file.write(data)
+        self._rows.append(row)
+        self._offset += PIECE.itemsize + data.size
+
+
+def pack(source: Path, target: Path) -> None:
+    """Archive the stream in `source`; `target` is complete and on the disk, or does not exist."""
+    unfinished = target.with_name(target.name + ".new")
+    try:
+        unfinished.unlink(missing_ok=True)
+        with source.open("rb", buffering=0) as file, ArchiveWriter(unfinished) as writer:
+            while data := file.read(PIECE_BYTES):
+                writer.write(data)
+        unfinished.rename(target)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def unpack(source: Path, target: Path) -> None:
+    """Write the stream that is in `source`, archived or not, to a plain file.
+
+    Damaged pieces become zeros, which are as damaged.
+    """
+    stream = open_stream(source, salvage=True)
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    with target.open("wb") as file:
+        for start in range(0, stream.size_bytes, PIECE_BYTES):
+            part = buffer[: min(PIECE_BYTES, stream.size_bytes - start)]
+            stream.readinto(start, part)
+            file.write(part)
+
+
+def _header_crc(row: npt.NDArray[np.void]) -> int:
+    return zlib_ng.crc32(row.tobytes()[8:])
+
+
+def to_planes(raw: bytes) -> npt.NDArray[np.uint8]:
+    """All first bytes of the words, then all second ones …; the last word is filled with zeros."""
+    words = np.zeros(-(-len(raw) // _PLANES) * _PLANES, np.uint8)
+    words[: len(raw)] = np.frombuffer(raw, np.uint8)
+    planes = np.empty_like(words)
+    _transpose(words.view(np.uint64), planes.reshape(_PLANES, -1))
+    return planes
+
+
+@jit
+def _transpose(words: U64, planes: npt.NDArray[np.uint8]) -> None:
+    for k in range(_PLANES):
+        shift = np.uint64(8 * k)
+        for i in range(words.size):
+            planes[k, i] = words[i] >> shift
+
+
+_U64 = np.uint64
+
+
+@jit
+def from_planes(planes: npt.NDArray[np.uint8], words: U64) -> None:
+    """Fill `words`; `planes` of shape ``(8, words)``."""
+    p0, p1, p2, p3 = planes[0], planes[1], planes[2], planes[3]
+    p4, p5, p6, p7 = planes[4], planes[5], planes[6], planes[7]
+    for i in range(words.size):  # all planes at once: memory is passed once only
+        low = p0[i] | _U64(p1[i]) << _U64(8) | _U64(p2[i]) << _U64(16) | _U64(p3[i]) << _U64(24)
+        high = p4[i] | _U64(p5[i]) << _U64(8) | _U64(p6[i]) << _U64(16) | _U64(p7[i]) << _U64(24)
+        words[i] = low | high << _U64(32)
+
+
+@jit
+def _contents(words: U64) -> tuple[Integer, Integer, Integer, Integer]:
+    """First and last time, accesses, and accesses lost, of blocks as they claim to be."""
+    first = np.uint64(0)
+    now = np.uint64(0)
+    accesses = 0
+    lost = np.uint64(0)
+    for b in range(words.shape[0]):
+        now = words[b, wire.WORD_TIME]
+        if b == 0:
+            first = now
+        for i in range(wire.WORD_FIRST_RECORD, wire.WORD_CHECK):
+            word = words[b, i]
+            tag = word >> _TAG_SHIFT
+            if tag == _ACCESS:
+                now += word >> _ACCESS_DELTA_SHIFT & _ACCESS_DELTA_MASK
+                accesses += 1
+            elif tag == _TIME:
+                now = word & _TIME_MASK
+            elif tag in (_LOST, _MARK):
+                now += word >> _EVENT_DELTA_SHIFT & _EVENT_DELTA_MASK
+                if tag == _LOST:
+                    lost += word & _LOST_MASK
+    return first, now & _TIME_MASK, accesses, lost
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+class RawStream:
+    """A capture stream in a plain file."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.size_bytes = source.size_bytes
+        self.cut = False
+
+    @property
+    def file(self) -> int:
+        """Number of the open file that has the stream as it is, or -1."""
+        return self._source.file
+
+    def readinto(self, start_bytes: int, view: memoryview) -> None:
+        """Fill `view` with the stream from `start_bytes` on."""
+        self._source.readinto(start_bytes, view)
+
+
+class ArchiveStream:
+    """A capture stream in an archive.
+
+    `pieces` (dtype `PIECE`) describes what it consists of, `cut` says that its end is missing.
+    With `salvage` a damaged piece reads as zeros; with `tail_may_be_cut` the footer may be missing.
+    Raises `ParseError` for what is damaged, without either.
+    """
+
+    file = -1
+    """No file has the stream as it is."""
+
+    def __init__(
+        self, source: Source, *, salvage: bool = False, tail_may_be_cut: bool = False
+    ) -> None:
+        self.path = path = source.path
+        self._source = source
+        self._salvage = salvage
+        self._file_bytes = source.size_bytes
+        self._held: tuple[int, npt.NDArray[np.uint8]] | None = None
+        self._piece_bytes = self._read_header()
+        pieces = self._footer()
+        self.cut = pieces is None
+        if pieces is None and not (salvage or tail_may_be_cut):
+            raise ParseError(f"{path}: truncated: its footer is missing", _HINT)
+        self.pieces = self._search() if pieces is None else pieces
+        ends = np.cumsum(self.pieces["raw_bytes"], dtype=np.int64)
+        self.size_bytes = int(ends[-1]) if ends.size else 0
+        if np.any(self.pieces["raw_bytes"][:-1] != self._piece_bytes):
+            raise ParseError(f"{path}: damaged: its pieces do not join", "restore the file")
+
+    def readinto(self, start_bytes: int, view: memoryview) -> None:
+        """Fill `view` with the stream from `start_bytes` on."""
+        while view:
+            piece, start = divmod(start_bytes, self._piece_bytes)
+            raw = self._piece(piece)[start : start + len(view)]
+            view[: raw.size] = raw.data
+            view = view[raw.size :]
+            start_bytes += raw.size
+
+    def window(self, start_ticks: int, end_ticks: int) -> tuple[int, int, int]:
+        """First and end of the blocks that may hold records of ``start_ticks … end_ticks``.
+
+        And the time at the first of them, from before which it may be told on.
+        """
+        claimed = np.stack([self.pieces["first_ticks"], self.pieces["last_ticks"]], axis=1)
+        first_ticks, last_ticks = _told_on(claimed.ravel()).reshape(-1, 2).T
+        first = int(np.searchsorted(last_ticks, start_ticks))
+        end = int(np.searchsorted(first_ticks, end_ticks, side="right"))
+        since_ticks = int(first_ticks[first]) if first < first_ticks.size else 0
+        blocks = self._piece_bytes // wire.BLOCK_BYTES
+        end_block = min(max(end, first) * blocks, self.size_bytes // wire.BLOCK_BYTES)
+        return first * blocks, end_block, since_ticks
+
+    def _piece(self, number: int) -> npt.NDArray[np.uint8]:
+        if self._held is None or self._held[0] != number:
+            self._held = number, self._decode(number)
+        return self._held[1]
+
+    def _decode(self, number: int) -> npt.NDArray[np.uint8]:
+        row = self.pieces[number]
+        size_bytes = int(row["raw_bytes"])
+        words = np.empty(-(-size_bytes // _PLANES), np.uint64)
+        stored = memoryview(bytearray(PIECE.itemsize + int(row["data_bytes"])))
+        self._source.readinto(int(row["offset"]), stored)
+        data = stored[PIECE.itemsize :]
+        if stored[: PIECE.itemsize] == row.tobytes() and zlib_ng.crc32(data) == row["data_crc"]:
+            try:
+                planes = np.frombuffer(pa.Codec("zstd").decompress(data, words.nbytes), np.uint8)
+            except (OSError, pa.ArrowInvalid):
+                planes = np.empty(0, np.uint8)
+            if planes.size == words.nbytes:
+                from_planes(planes.reshape(_PLANES, -1), words)
+                return words.view(np.uint8)[:size_bytes]
+        if not self._salvage:
+            raise ParseError(
+                f"{self.path}: piece {number} at byte {int(row['offset'])}: damaged", _HINT
+            )
+        return np.zeros(size_bytes, np.uint8)
+
+    def _read_header(self) -> int:
+        data = self._source.read(0, FILE_HEADER.itemsize)
+        if len(data) < FILE_HEADER.itemsize:
+            raise ParseError(f"{self.path}: truncated in its header", "record again")
+        header = np.frombuffer(data, FILE_HEADER)[0]
+        if header["magic"] != MAGIC:
+            raise BadInput(f"{self.path}: not an archive of a capture stream")
+        if header["version"] != VERSION:
+            raise BadInput(
+                f"{self.path}: version {header['version']}; this ptat reads version {VERSION}",
+                "use the ptat that recorded it, or record again",
+            )
+        piece_bytes = int(header["piece_bytes"])
+        if not 0 < piece_bytes <= PIECE_BYTES_MAX or piece_bytes % wire.BLOCK_BYTES:
+            raise ParseError(f"{self.path}: damaged: pieces of {piece_bytes} bytes")
+        return piece_bytes
+
+    def _footer(self) -> npt.NDArray[np.void] | None:
+        """The footer's rows, or None if there is no footer that is right."""
+        at = self._file_bytes - END.itemsize
+        if at < FILE_HEADER.itemsize:
+            return None
+        end = np.frombuffer(self._source.read(at, END.itemsize), END)[0]
+        offset, count = int(end["offset"]), int(end["pieces"])
+        if end["magic"] != END_MAGIC.rstrip(b"\0") or end["zero"]:
+            return None
+        if offset + count * PIECE.itemsize != at:
+            return None
+        data = self._source.read(offset, count * PIECE.itemsize)
+        if zlib_ng.crc32(data) != end["crc"]:
+            return None
+        rows = np.frombuffer(data, PIECE)
+        return rows if all(self._plausible(row, offset) for row in rows) else None
+
+    def _search(self) -> npt.NDArray[np.void]:
+        """The pieces that are there, one after the other, and after damage the next ones."""
+        rows = []
+        at = FILE_HEADER.itemsize
+        while at + PIECE.itemsize <= self._file_bytes:
+            row = np.frombuffer(self._source.read(at, PIECE.itemsize), PIECE)[0]
+            if row["offset"] == at and self._plausible(row, self._file_bytes):
+                rows.append(row)
+                at += PIECE.itemsize + int(row["data_bytes"])
+            elif self._salvage:
+                at = self._next_magic(at + 1)
+            else:
+                break
+        return np.array(rows, PIECE)
+
+    def _next_magic(self, at: int) -> int:
+        magic = PIECE_MAGIC.to_bytes(4, "little")
+        while at < self._file_bytes:
+            data = self._source.read(at, PIECE_BYTES)
+            found = data.find(magic)
+            if found >= 0:
+                return at + found
+            at += max(len(data) - len(magic) + 1, 1)
+        return at
+
+    def _plausible(self, row: npt.NDArray[np.void], end_bytes: int) -> bool:
+        return bool(
+            row["magic"] == PIECE_MAGIC
+            and row["crc"] == _header_crc(row)
+            and 0 < row["raw_bytes"] <= self._piece_bytes
+            and row["data_bytes"] <= 2 * PIECE_BYTES_MAX
+            and int(row["offset"]) + PIECE.itemsize + int(row["data_bytes"]) <= end_bytes
+        )
+
+
+def _told_on(ticks: U64) -> npt.NDArray[np.int64]:
+    """Times of a counter that wraps, as times that go on."""
+    half = np.int64(1 << wire.TIME_BITS - 1)
+    steps = (np.diff(ticks).view(np.int64) + half & np.int64(_TIME_MASK)) - half
+    return np.cumsum(np.concatenate([ticks[:1].view(np.int64), steps]))
+
+
+def open_stream(
+    path: Path, *, salvage: bool = False, tail_may_be_cut: bool = False
+) -> RawStream | ArchiveStream:
+    """A capture stream, archived or not; see `ArchiveStream`."""
+    source = Source(path)
+    if is_archive(source):
+        return ArchiveStream(source, salvage=salvage, tail_may_be_cut=tail_may_be_cut)
+    return RawStream(source)

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Reads a session directory: what was recorded, how, and whether it is complete.
+
+``docs/formats.md`` explains the keys. Keys that are not named here are ignored, so that a
+newer host may write more than this parser knows.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from zlib_ng import zlib_ng
+
+from ptat_parser import wire
+from ptat_parser.errors import SessionError
+
+FORMAT = "ptat-session"
+VERSION = 1
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+Frequency = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+
+SNAPSHOTS_FILE = "snapshots.jsonl"
+"""What the testbed counted, each time a program asked."""
+DESCRIPTION_BYTES_MAX = 16 << 20
+REGION_BYTES_MAX = 64 << 30
+"""Page tables of 32 TiB; what is kept of each page of a region grows with it."""
+
+CANARY_OFFSET_BYTES = 8
+"""In the region, of the word that the kernel reads back; ``PTAT_CANARY_OFFSET`` in the kernel."""
+NO_ADDRESS = (1 << 64) - 1
+_CHECKED_BYTES = 1 << 18
+BUS_BYTES = 1 << wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
+
+
+class Command(msgspec.Struct, frozen=True):
+    """The command that was recorded."""
+
+    argv: list[str]
+    cwd: str = "/"
+    exit_status: int | None = None
+    children: bool = False
+
+
+class Channel(msgspec.Struct, frozen=True):
+    """One capture stream."""
+
+    index: int
+    file: str
+    tick_hz: Frequency
+    stream_channel: int | None = None
+    """The channel that the blocks say; None: `index`."""
+    started_ns: tuple[int, int] | None = None
+    """Times of the host between which its board started; only to tell which pulse is which."""
+
+    @property
+    def in_blocks(self) -> int:
+        """The channel that the blocks say."""
+        return self.index if self.stream_channel is None else self.stream_channel
+
+
+class Board(msgspec.Struct, frozen=True):
+    """The capture device."""
+
+    name: str
+    granularity_bytes: int
+    channels: list[Channel]
+    walk_reads: str = "psc"
+    clocks: str = "one"
+    """Of the channels: one, or several that have `pulses` in common."""
+
+
+class Region(msgspec.Struct, frozen=True):
+    """Where the hardware's page tables lie. Addresses and sizes in bytes."""
+
+    base: int
+    size_bytes: Positive
+    marker_slots: Positive
+    marker_stride_bytes: Positive
+    levels: str
+    readback: bool = False
+    """Does the kernel read a word among the markers before it flushes TLBs?"""
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """The kernel that was traced."""
+
+    tsc_hz: Frequency
+    cpus: Positive
+    release: str = ""
+    clock: str = "x86-tsc"
+    events: list[str] = []
+    stat: dict[str, Any] = {}
+    check: Any = None
+    warnings: list[str] = []
+
+
+class FileSum(msgspec.Struct, frozen=True):
+    """Size and CRC-32 of a file of the session."""
+
+    bytes: int
+    crc32: int
+
+
+class _Description(msgspec.Struct, frozen=True):
+    board: Board
+    region: Region
+    kernel: Kernel
+    command: Command
+    complete: bool
+    incomplete_reason: str | None = None
+    created_utc: str = ""
+    cpu: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    files: dict[str, FileSum] = {}
+    crc32: int | None = None
+
+
+def seal(content: dict[str, Any], directory: Path) -> None:
+    """Add checksums to a session's description: of the kernel's log, counters, symbols, and itself.
+
+    The capture's blocks have their own.
+    """
+    named = (directory / "counters.json", directory / "symbols.json")
+    files = [*(directory / "kernel").rglob("*"), *named]
+    content["files"] = {
+        str(file.relative_to(directory)): {"bytes": file.stat().st_size, "crc32": _file_crc32(file)}
+        for file in sorted(files)
+        if file.is_file()
+    }
+    content["crc32"] = _crc32(content)
+
+
+def _crc32(content: dict[str, Any]) -> int:
+    """CRC-32 of the description without its own, as JSON with sorted keys and no blanks."""
+    rest = {key: value for key, value in content.items() if key != "crc32"}
+    return zlib_ng.crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _file_crc32(path: Path) -> int:
+    crc = 0
+    data = memoryview(bytearray(_CHECKED_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(data):
+            crc = zlib_ng.crc32(data[:size], crc)
+    return crc
+
+
+class Session:
+    """A session directory whose description has been read and checked.
+
+    Raises `SessionError` if `path` is no session, or one that this version cannot read.
+    """
+
+    path: Path
+    command: Command
+    board: Board
+    region: Region
+    kernel: Kernel
+    complete: bool
+    incomplete_reason: str | None
+    created_utc: str
+    cpu: dict[str, Any]
+    options: dict[str, Any]
+    files: dict[str, FileSum]
+
+    def __init__(self, path: Path) -> None:
+        description = _read(path)
+        self.path = path
+        self.command = description.command
+        self.board = description.board
+        self.region = description.region
+        self.kernel = description.kernel
+        self.complete = description.complete
+        self.incomplete_reason = description.incomplete_reason
+        self.created_utc = description.created_utc
+        self.cpu = description.cpu
+        self.options = description.options
+        self.files = description.files
+        self._check()
+
+    @property
+    def channel(self) -> Channel:
+        """The capture stream, or the first of several; all have one clock."""
+        return self.board.channels[0]
+
+    @property
+    def readback_address(self) -> int:
+        """Bus address of what the kernel reads before it flushes TLBs, or `NO_ADDRESS`."""
+        if not self.region.readback:
+            return NO_ADDRESS
+        return self.region.base + CANARY_OFFSET_BYTES & -self.board.granularity_bytes
+
+    @property
+    def bus_path(self) -> Path:
+        """File of `channel`."""
+        return self.path / self.channel.file
+
+    @property
+    def kernel_path(self) -> Path:
+        """Directory of the kernel's log."""
+        return self.path / "kernel"
+
+    @property
+    def counters_path(self) -> Path:
+        """What hardware counters would say."""
+        return self.path / "counters.json"
+
+    @property
+    def truth_path(self) -> Path:
+        """What the walker really did (testbed only)."""
+        return self.path / "truth.0.bin"
+
+    @property
+    def results_path(self) -> Path:
+        """Directory that the parser writes."""
+        return self.path / "results"
+
+    def check_files(self) -> None:
+        """Raise `SessionError` if a file is not what was recorded."""
+        here = self.path.resolve()
+        for name, recorded in self.files.items():
+            path = self.path / name
+            if not path.is_file() or not path.resolve().is_relative_to(here):
+                continue  # whoever needs it says so
+            size_bytes = path.stat().st_size
+            problem = None
+            if size_bytes != recorded.bytes:
+                problem = f"truncated: it has {size_bytes} of {recorded.bytes} bytes"
+                if size_bytes > recorded.bytes:
+                    problem = f"it has {size_bytes} bytes, {recorded.bytes} were recorded"
+            elif _file_crc32(path) != recorded.crc32:
+                problem = "damaged: its CRC is not that of what was recorded"
+            if problem:
+                raise SessionError(f"{path}: {problem}", "restore the file, or record again")
+
+    def _check(self) -> None:
+        where = self.path / "session.json"
+        for is_wrong, problem in self._problems():
+            if is_wrong:
+                raise SessionError(f"{where}: {problem}", "record again with this version of ptat")
+
+    def _problems(self) -> list[tuple[bool, str]]:
+        """What can be wrong with the values of the keys, each beside whether it is."""
+        board, region, channels = self.board, self.region, self.board.channels
+        end = region.base + region.size_bytes
+        marker_bytes = region.marker_slots * region.marker_stride_bytes
+        return [
+            (not channels, "no capture channel"),
+            (
+                len({channel.index for channel in channels}) != len(channels),
+                "several capture channels have one number",
+            ),
+            (
+                len({channel.tick_hz for channel in channels}) != 1,
+                "the capture channels' clocks differ",
+            ),
+            (
+                board.clocks not in ("one", "pulses"),
+                f"board.clocks is {board.clocks!r}, not 'one' or 'pulses'",
+            ),
+            (
+                board.granularity_bytes not in (8, 16, 32, 64),
+                f"granularity of {board.granularity_bytes} bytes; 8, 16, 32 or 64 are known",
+            ),
+            (
+                board.walk_reads not in ("psc", "all"),
+                f"board.walk_reads is {board.walk_reads!r}, not 'psc' or 'all'",
+            ),
+            (
+                region.levels not in ("pte", "pte+pmd"),
+                f"region.levels is {region.levels!r}, not 'pte' or 'pte+pmd'",
+            ),
+            (
+                bool(region.base % 4096 or region.size_bytes % 4096),
+                "the region is not a whole number of pages",
+            ),
+            (
+                region.size_bytes > REGION_BYTES_MAX or region.base < 0 or end > BUS_BYTES,
+                f"a region of {region.size_bytes} bytes at {region.base:#x} cannot be",
+            ),
+            (marker_bytes >= region.size_bytes, "the region is smaller than its markers"),
+            (
+                bool(region.marker_stride_bytes % (board.granularity_bytes or 1)),
+                "several markers share one bus address",
+            ),
+        ]
+
+
+def _read(path: Path) -> _Description:
+    where = path / "session.json"
+    if not path.is_dir():
+        raise SessionError(f"{path}: no such session", "name a directory made by ptat record")
+    try:
+        with where.open("rb") as file:
+            text = file.read(DESCRIPTION_BYTES_MAX + 1)
+        if len(text) > DESCRIPTION_BYTES_MAX:
+            raise SessionError(f"{where}: too large for the description of a session")
+        fields = json.loads(text)
+    except FileNotFoundError:
+        raise SessionError(
+            f"{path}: not a session: it has no session.json", "name a directory made by ptat record"
+        ) from None
+    except OSError as error:
+        raise SessionError(f"{where}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise SessionError(
+            f"{where}: truncated or damaged: {error}", "record again, or restore the file"
+        ) from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise SessionError(f"{where}: not a session's description (format is not {FORMAT!r})")
+    if fields.get("version") != VERSION:
+        raise SessionError(
+            f"{where}: version {fields.get('version')}; this ptat reads version {VERSION}",
+            "use the ptat that recorded it, or record again",
+        )
+    try:
+        description = msgspec.convert(fields, _Description)
+    except msgspec.ValidationError as error:
+        if fields.get("complete") is False and not fields.get("region"):
+            raise SessionError(
+                f"{path}: nothing was recorded: {fields.get('incomplete_reason')}", "record again"
+            ) from None
+        raise SessionError(f"{where}: {error}", "record again") from None
+    if description.crc32 not in (None, _crc32(fields)):
+        raise SessionError(
+            f"{where}: changed since it was recorded: its CRC is wrong",
+            "restore the file; if you changed it on purpose, remove its key crc32",
+        )
+    return description

@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What a session that is being recorded has missed since the last look.
+
+The capture and the kernel's log are read as they grow, and joined as in replay: a marker on the
+bus says where its event belongs. Reads behind a marker whose event is not in the log yet wait.
+
+A look is not the last word. Walks that ended in a fault are told from misses only where the entry
+was empty, and what is read of a line that holds huge pages and tables by what follows; channels
+are put in order of time by what has arrived. The parser decides with the whole before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import wire
+from ptat_parser.capture import decode
+from ptat_parser.capture.decode import Decoded, decode_blocks
+from ptat_parser.compiled.jit import Integer, bare, jit
+from ptat_parser.compiled.shared import Shared
+from ptat_parser.errors import PtatError
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel import tracepoints
+from ptat_parser.kernel.log import LogTail
+from ptat_parser.kernel.tracepoints import TableEvent
+from ptat_parser.replay.page_tables import (
+    EMPTY,
+    ENTRIES,
+    ENTRY_SHIFT,
+    LEAF,
+    TABLE,
+    WRITTEN,
+    Mm,
+    Rpt,
+)
+from ptat_parser.replay.state import NO_ADDRESS
+
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+READ_BLOCKS = 2048
+"""At a time: 16 MiB."""
+WAIT_S = 5.0
+"""So long an event may take from its marker to the log, before it is given up."""
+STEP_S = 0.02
+"""How exactly misses are told in time."""
+LATE_SEQS = 64
+"""CPUs store their markers side by side: events may be out of order by no more than this."""
+
+_OWNERS = (tracepoints.TABLE_ALLOC, tracepoints.TABLE_LINK, tracepoints.TABLE_MOVE)
+"""Kinds of events after which a table may be another's."""
+
+_MISSES, _FAULTED, _PMD_READS, _STORES, _UNEXPLAINED, _TOUCHED = range(6)
+
+
+@dataclass
+class Look:
+    """What came since the look before."""
+
+    accesses: int = 0
+    misses: int = 0
+    faulted: int = 0
+    """Walks that found an empty entry."""
+    pmd_reads: int = 0
+    stores: int = 0
+    unexplained: int = 0
+    """Reads of what is no known table."""
+    lost_accesses: int = 0
+    lost_blocks: int = 0
+    lost_events: int = 0
+    """Of the kernel's log."""
+    stopped: bool = False
+    """The capture has ended."""
+    pages: list[Counted] = field(default_factory=list)
+
+
+@dataclass
+class Counted:
+    """Misses of pages up to a moment, shape ``(pages,)`` each."""
+
+    time_ns: int
+    """Of the kernel, as far as markers tell it."""
+    mm: I64
+    """Index into `Tail.mms`."""
+    vaddr: U64
+    page_size_bytes: I64
+    misses: I64
+
+
+class Tail:
+    """Follows a session. `waiting` accesses are read, but wait for the kernel's log."""
+
+    def __init__(
+        self,
+        session: Session,
+        clock: Callable[[], float] = time.monotonic,
+        drain_per_s: float | None = None,
+    ) -> None:
+        """Begin where the recording began; `clock` gives seconds.
+
+        `drain_per_s`: records that leave the capture's buffer in a second, where it is modelled.
+        Raises `PtatError` where several boards have clocks of their own.
+        """
+        if session.board.clocks != "one":
+            raise PtatError(
+                f"{session.path}: boards with clocks of their own are put in order only when the"
+                " recording has ended",
+                "wait for its end",
+            )
+        region = session.region
+        self.span = max(session.board.granularity_bytes // 8, 1)
+        """So many neighbouring pages a miss may be of."""
+        self.first_ticks: int | None = None
+        self.last_ticks = 0
+        self._session = session
+        self._streams = [
+            _Stream(session.path / channel.file, channel.in_blocks)
+            for channel in session.board.channels
+        ]
+        self._log = LogTail(session.kernel_path)
+        self._events: dict[int, TableEvent] = {}
+        self._newest_seq = 0
+        self._start_seq: int | None = None
+        self._last_seq: int | None = None
+        self._given_up_seq: int | None = None
+        self._rpt = Rpt(region.base, region.size_bytes)
+        self._marker_bytes = region.marker_slots * region.marker_stride_bytes
+        self._readback = np.uint64(session.readback_address)
+        self._held = _nothing()
+        self._clock = clock
+        self._waiting_since: float | None = None
+        self._marker: tuple[int, int] | None = None  # ticks, ns of one moment
+        self._counts = np.zeros(0, np.uint32)
+        self._touched = np.zeros(0, np.int64)
+        self._sums = np.zeros(6, np.int64)
+        self._memory = _ROOM.memory()
+        self._drain_per_tick = drain_per_s and drain_per_s / session.channel.tick_hz
+        self._level = np.zeros(2)  # of the buffer, and when (ticks)
+
+    @property
+    def level(self) -> int:
+        """Records in the capture's buffer at the last of them, where it is modelled."""
+        return round(float(self._level[0]))
+
+    @property
+    def waiting(self) -> int:
+        """Accesses that wait for the kernel's log."""
+        return self._held[0].size
+
+    @property
+    def mms(self) -> list[Mm]:
+        """The address spaces known so far."""
+        return self._rpt.mms
+
+    @property
+    def seconds(self) -> float:
+        """Bus time from the first record to the last that is counted."""
+        if self.first_ticks is None:
+            return 0.0
+        return (self.last_ticks - self.first_ticks) / self._session.channel.tick_hz
+
+    def look(self) -> Look:
+        """Read on, to where the files end now.
+
+        Raises `PtatError` where the kernel's log is damaged. Damaged blocks are lost ones.
+        """
+        found = Look()
+        more = True
+        while more:
+            more = self._read(found)
+            self._replay(found)
+        return found
+
+    def _read(self, found: Look) -> bool:
+        """Take up what was added to the files; whether there may be more."""
+        # The log first: no marker that is read then has its event in a page before these.
+        lost = self._log.lost_events
+        for row in self._log.read().tolist():
+            event = TableEvent(*row)
+            self._events[event.seq] = event
+            self._newest_seq = max(self._newest_seq, event.seq)
+            if event.kind == tracepoints.MARKER and event.cookie == tracepoints.COOKIE_START:
+                self._start_seq = event.seq
+        found.lost_events += self._log.lost_events - lost
+        parts = [self._held]
+        more = False
+        for stream in self._streams:
+            part, full = stream.read(found)
+            parts.append(part)
+            more |= full
+        held = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+        if len(self._streams) > 1:
+            order = np.argsort(held[0], kind="stable")
+            held = tuple(column[order] for column in held)
+        ticks, address, write = held
+        old = self._held[0].size
+        found.accesses += ticks.size - old
+        if self._drain_per_tick:
+            _fill(ticks[old:], self._drain_per_tick, self._level)
+        if ticks.size and self.first_ticks is None:
+            self.first_ticks = self.last_ticks = int(ticks[0])
+        self._held = ticks, address, write
+        return more
+
+    def _replay(self, found: Look) -> None:
+        ticks, address, write = self._held
+        region, at = self._session.region, 0
+        step_ticks = max(int(STEP_S * self._session.channel.tick_hz), 1)
+        while at < ticks.size:
+            begin = int(ticks[at])
+            stop = int(np.searchsorted(ticks, np.uint64(begin + step_ticks), "right"))
+            at = self._walk(address[:stop], write[:stop], at)
+            if at == stop:
+                self._harvest(found, (begin + int(ticks[at - 1])) // 2)
+                continue
+            slot = (int(address[at]) - region.base) // region.marker_stride_bytes
+            seq = self._seq(slot, region.marker_slots)
+            if not self._has(seq):
+                if self._may_come(seq):
+                    break
+                found.lost_events += 1
+            self._waiting_since = None
+            self._apply(seq, int(ticks[at]), found)
+            at += 1
+        if at:
+            self.last_ticks = max(self.last_ticks, int(ticks[at - 1]))
+            self._harvest(found, self.last_ticks)
+        self._held = ticks[at:], address[at:], write[at:]
+        sums = self._sums
+        found.misses += int(sums[_MISSES])
+        found.faulted += int(sums[_FAULTED])
+        found.pmd_reads += int(sums[_PMD_READS])
+        found.stores += int(sums[_STORES])
+        found.unexplained += int(sums[_UNEXPLAINED])
+        sums[:] = 0
+
+    def _seq(self, slot: int, slots: int) -> int | None:
+        """The event that a marker in `slot` announces; None: nothing is known of any."""
+        if self._last_seq is None:
+            # The log of another CPU may be ahead by more events than there are slots.
+            first = self._start_seq
+            if first is None and self._given_up_seq is not None:
+                first = min(self._events, default=None)
+                return None if first is None else first + (slot - first) % slots
+            return None if first is None else first - (first - slot) % slots
+        ahead = (slot - self._last_seq) % slots
+        return self._last_seq + ahead - (slots if ahead > slots - LATE_SEQS else 0)
+
+    def _may_come(self, seq: int | None) -> bool:
+        """Whether to wait for an event that is not in the log."""
+        if self._given_up_seq is not None and (seq or 0) <= self._given_up_seq:
+            return False  # with others that are lost
+        now = self._clock()
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since < WAIT_S:
+            return True
+        self._given_up_seq = max(seq or 0, self._newest_seq)
+        return False
+
+    def _has(self, seq: int | None) -> bool:
+        """The event is in the log, or was applied before."""
+        return seq is not None and (
+            seq in self._events or (self._last_seq is not None and seq <= self._last_seq)
+        )
+
+    def _apply(self, seq: int | None, ticks: int, found: Look) -> None:
+        """Apply an event whose marker is seen, and those long before whose markers were not."""
+        if seq is None:
+            return
+        before = seq - LATE_SEQS if self._last_seq is not None else seq - 1
+        for one in [*sorted(s for s in self._events if s <= before), seq]:
+            event = self._events.pop(one, None)
+            if event is None:
+                continue
+            if event.kind in _OWNERS:
+                self._harvest(found, ticks)
+            self._rpt.apply(event, ticks)
+            self._marker = ticks, round(event.time * 1e9 / self._session.kernel.tsc_hz)
+        self._last_seq = max(seq, self._last_seq or 0)
+
+    def _walk(self, address: U64, write: npt.NDArray[np.bool_], start: int) -> int:
+        """Count reads from `start` up to the next marker; its index, or where the array ends."""
+        t = self._rpt.tables
+        if self._counts.size < t.state.size:
+            for name, dtype in (("_counts", np.uint32), ("_touched", np.int64)):
+                grown = np.zeros(t.state.size, dtype)
+                old = getattr(self, name)
+                grown[: old.size] = old
+                setattr(self, name, grown)
+        room = _Room(
+            np.uint64(self._rpt.base), np.uint64(self._rpt.size_bytes),
+            np.uint64(self._marker_bytes), self._readback, self.span,
+            t.level, t.store_level, t.frame, t.parent, t.state, t.pending,
+            self._counts, self._touched, self._sums,
+        )  # fmt: skip
+        _ROOM.put(self._memory, room)
+        return int(_walk(address, write, start, self._memory))
+
+    def _harvest(self, found: Look, ticks: int) -> None:
+        """Say whose the counted slots are, as long as that is known."""
+        n = int(self._sums[_TOUCHED])
+        self._sums[_TOUCHED] = 0
+        if not n:
+            return
+        slots = self._touched[:n].copy()
+        misses = self._counts[slots].astype(np.int64)
+        self._counts[slots] = 0
+        owner = self._rpt.tables.range_of_frame[slots // ENTRIES]
+        known = owner >= 0
+        found.unexplained += int(misses[~known].sum())
+        slots, misses, owner = slots[known], misses[known], owner[known]
+        owners, row = np.unique(owner, return_inverse=True)
+        ranges = [self._rpt.ranges[index] for index in owners.tolist()]
+        mm, level = (np.array([one[i] for one in ranges], np.int64)[row] for i in (0, 2))
+        base = np.array([one.base for one in ranges], np.uint64)[row]
+        shift = np.where(level == 1, ENTRY_SHIFT[1], ENTRY_SHIFT[2])
+        found.pages.append(
+            Counted(
+                self._kernel_ns(ticks),
+                mm,
+                base + (slots % ENTRIES << shift).astype(np.uint64),
+                np.int64(1) << shift,
+                misses,
+            )
+        )
+
+    def _kernel_ns(self, ticks: int) -> int:
+        if self._marker is None:
+            return 0
+        since, ns = self._marker
+        return ns + round((ticks - since) * 1e9 / self._session.channel.tick_hz)
+
+
+Accesses = tuple[U64, U64, npt.NDArray[np.bool_]]
+"""Time (ticks), address (bytes), whether it is a write."""
+
+
+def _nothing() -> Accesses:
+    return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.bool_)
+
+
+class _Stream:
+    """One channel's file, which may not be there yet, nor any more."""
+
+    def __init__(self, path: Path, channel: int) -> None:
+        self._path = path
+        kind = wire.MAGIC << wire.HEADER_MAGIC_SHIFT | wire.VERSION << wire.HEADER_VERSION_SHIFT
+        kind |= channel << wire.HEADER_CHANNEL_SHIFT
+        self._kind = np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT)
+        self._blocks = 0
+        self._state = np.array([-1, 0, 0], np.int64)  # see `blocks`
+
+    def read(self, found: Look) -> tuple[Accesses, bool]:
+        """Whole blocks that were added, and whether there may be more."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._blocks * wire.BLOCK_BYTES)
+                data = file.read(READ_BLOCKS * wire.BLOCK_BYTES)
+        except FileNotFoundError:
+            return _nothing(), False
+        whole = len(data) // wire.BLOCK_BYTES
+        if not whole:
+            return _nothing(), False
+        words = np.frombuffer(data, np.uint64, whole * wire.BLOCK_WORDS)
+        words = words.reshape(whole, wire.BLOCK_WORDS)
+        self._blocks += whole
+        into = Decoded.room(whole)
+        _, ticks, address, write, others = into
+        n, m = decode_blocks(words, decode.crcs(words), self._kind, self._state, into)
+        for _, _, _, tag, value in others[:m].tolist():
+            if tag == wire.Tag.LOST:
+                found.lost_accesses += value
+            elif tag == wire.Tag.MARK:
+                found.stopped |= value >> wire.MARK_ARGUMENT_BITS == wire.Mark.STOP
+            else:
+                found.lost_blocks += value
+        return (ticks[:n], address[:n], write[:n]), whole == READ_BLOCKS
+
+
+@jit
+def _fill(ticks: U64, drain_per_tick: float, level: npt.NDArray[np.float64]) -> None:
+    """Pass records through a buffer that empties evenly."""
+    for now in ticks:
+        level[0] = max(level[0] - (now - level[1]) * drain_per_tick, 0.0) + 1.0
+        level[1] = now
+
+
+_PAGE_SHIFT = np.uint64(12)
+_ENTRY_SHIFT = np.uint64(3)
+
+
+class _Room(NamedTuple):
+    """What the compiled functions work on: the region, its tables, and the counts of their slots.
+
+    `touched` lists the slots with counts; `sums` is indexed by `_MISSES` … `_TOUCHED`.
+    """
+
+    base: np.uint64
+    size: np.uint64
+    marker_bytes: np.uint64
+    readback: np.uint64
+    line: int
+    level: U8
+    store_level: U8
+    frame: npt.NDArray[np.int32]
+    parents: I64
+    state: U8
+    pending: U8
+    counts: U32
+    touched: I64
+    sums: I64
+
+
+_ROOM = Shared(
+    _Room(
+        np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0), 1,
+        np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, np.int32),
+        np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.uint8),
+        np.empty(0, np.uint32), np.empty(0, np.int64), np.empty(0, np.int64),
+    )
+)  # fmt: skip
+_ROOM.attach("follow_room")
+
+
+class _Memory(Protocol):
+    """Memory that holds a `_Room`, in compiled code."""
+
+    follow_room: _Room
+
+
+@bare
+def _walk(address: U64, write: npt.NDArray[np.bool_], start: Integer, memory: _Memory) -> Integer:
+    """Count misses by slot up to the next marker, whose index is returned."""
+    room = memory.follow_room
+    counts, touched, sums = room.counts, room.touched, room.sums
+    for i in range(start, address.size):
+        offset = address[i] - room.base
+        if offset < room.marker_bytes:
+            if write[i]:
+                return i
+            sums[_UNEXPLAINED] += address[i] != room.readback
+            continue
+        slot = _slot(address[i], memory)
+        if slot < 0:
+            sums[_UNEXPLAINED] += not write[i]
+            continue
+        page = np.int64(offset >> _PAGE_SHIFT)
+        if write[i]:
+            sums[_STORES] += 1
+            _store(slot, room.store_level[page], memory)
+            continue
+        following = address[i + 1] if i + 1 < address.size else NO_ADDRESS
+        kind = _kind(slot, room.level[page], following, memory)
+        sums[kind] += 1
+        if kind == _MISSES:
+            if counts[slot] == 0:
+                touched[sums[_TOUCHED]] = slot
+                sums[_TOUCHED] += 1
+            counts[slot] += np.uint32(1)
+    return address.size
+
+
+@bare
+def _slot(address: Integer, memory: _Memory) -> Integer:
+    """The slot of an address, or the first of its line; -1 where no table is."""
+    room = memory.follow_room
+    offset = address - room.base
+    if offset >= room.size:
+        return np.int64(-1)
+    frame = np.int64(room.frame[np.int64(offset >> _PAGE_SHIFT)])
+    if frame < 0:
+        return np.int64(-1)
+    return (frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -room.line
+
+
+@bare
+def _store(slot: Integer, level: Integer, memory: _Memory) -> None:
+    """Store to a line of entries."""
+    room = memory.follow_room
+    state, pending = room.state, room.pending
+    if level == 1:
+        state[slot] = WRITTEN
+    elif level == 2:
+        for s in range(slot, slot + room.line):
+            if pending[s]:
+                state[s] = pending[s] - 1
+                pending[s] = 0
+
+
+@bare
+def _kind(slot: Integer, level: Integer, following: Integer, memory: _Memory) -> Integer:
+    """Which of `_MISSES` … a read is; `following`: the next access's address, or `NO_ADDRESS`."""
+    room = memory.follow_room
+    state, line = room.state, room.line
+    if level == 1:
+        return _FAULTED if state[slot] == EMPTY else _MISSES
+    if level != 2:
+        return _UNEXPLAINED
+    leaves = tables = 0
+    for s in range(slot, slot + line):
+        leaves += state[s] == LEAF
+        tables += state[s] == TABLE
+    if tables and leaves and following - room.base < room.size:  # what follows tells
+        next_page = np.int64((following - room.base) >> _PAGE_SHIFT)
+        if room.level[next_page] == 1:
+            leaves *= (room.parents[room.frame[next_page]] & -line) != slot
+    if leaves:
+        return _MISSES
+    return _PMD_READS if tables else _FAULTED
+
+
+def rows(pages: list[Counted]) -> dict[str, npt.NDArray[Any]]:
+    """All looks' pages as columns; `time_ns` is each row's."""
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype in (("mm", np.int64), ("vaddr", np.uint64), ("page_size_bytes", np.int64),
+                        ("misses", np.int64)):  # fmt: skip
+        columns[name] = np.concatenate(
+            [np.zeros(0, dtype), *(getattr(one, name) for one in pages)]
+        ).astype(dtype)
+    columns["time_ns"] = np.repeat(
+        np.array([one.time_ns for one in pages], np.int64),
+        np.array([one.mm.size for one in pages], np.int64),
+    )
+    return columns

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Bus time ↔ kernel time.
+
+Each marker store and its event are one moment seen by both clocks. The event is logged after
+the store, by a delay that varies but is never negative: the truth is the line *below* all
+pairs, found as the edge of their lower convex hull that spans the middle of the recording.
+
+An event of an entry is logged before the entry is stored to the region: the truth is *above* all
+of these pairs (`entry_pairs`). The room between the two is the error that is reported. Delays of
+both kinds are modelled as exponential: the most likely line leaves the least sum of delays, each in
+units of its kind's median delay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+DRIFT_MAX = 1e-3
+"""No crystal drifts more: the pairs are too few to tell, or the kernel's frequency is wrong."""
+
+DELAY_MAX_NS = 100_000.0
+"""Median delay of an event after its marker that a busy machine explains."""
+
+SEARCH_STEPS = 100
+"""Each leaves two thirds of an interval: all digits that a float has."""
+
+
+class Pairs(NamedTuple):
+    """Moments that both clocks saw: bus time (ticks) and kernel time (cycles), shape ``(pairs,)``.
+
+    In which order the two were taken is another matter: see the module.
+    """
+
+    ticks: npt.NDArray[np.uint64]
+    cycles: npt.NDArray[np.uint64]
+
+
+NO_PAIRS = Pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A linear map between the two clocks.
+
+    `origin_ticks` of the bus is `origin_cycles` of the kernel's clock; `cycles_hz` is that clock's
+    frequency, as the kernel has it unless `miscalibrated`; `residual_ns` is the median delay
+    between a marker's store and its event. `pairs` of markers and `entry_pairs` of entries tell
+    the clocks' relation; `error_ns` says how far from this another could be, at either end of the
+    recording, that no pair contradicts, None where only markers tell.
+    """
+
+    origin_ticks: int
+    origin_cycles: int
+    cycles_per_tick: float
+    cycles_hz: float
+    drift_ppm: float
+    residual_ns: float
+    pairs: int
+    miscalibrated: bool = False
+    entry_pairs: int = 0
+    error_ns: float | None = None
+
+    @property
+    def origin_ns(self) -> int:
+        """Kernel time of the origin."""
+        return round(self.origin_cycles * 1e9 / self.cycles_hz)
+
+    @property
+    def offset_ns(self) -> int:
+        """Kernel time of tick 0 of the bus."""
+        return self.origin_ns - round(self.origin_ticks * self.ns_per_tick)
+
+    @property
+    def ns_per_tick(self) -> float:
+        """Length of a tick in kernel time."""
+        return self.cycles_per_tick * 1e9 / self.cycles_hz
+
+    @property
+    def error_ticks(self) -> int:
+        """So many bus ticks the two may be apart, as far as the pairs tell."""
+        error_ns = self.residual_ns if self.error_ns is None else self.error_ns
+        return round(error_ns / self.ns_per_tick)
+
+    def to_ns(self, ticks: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Bus ticks → ns of kernel time."""
+        since = (ticks - np.uint64(self.origin_ticks)).view(np.int64)
+        result: npt.NDArray[np.int64] = (since * self.ns_per_tick).astype(np.int64) + self.origin_ns
+        return result
+
+    def to_ticks(self, cycles: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Kernel clock cycles → bus ticks; times before tick 0 become 0."""
+        since = (cycles - np.uint64(self.origin_cycles)).view(np.int64)
+        ticks = (since / self.cycles_per_tick).astype(np.int64) + self.origin_ticks
+        found: npt.NDArray[np.uint64] = np.maximum(ticks, 0).view(np.uint64)
+        return found
+
+    def to_cycles(self, ticks: int) -> int:
+        """A bus tick → kernel clock cycles, to a tick or so."""
+        return self.origin_cycles + math.floor((ticks - self.origin_ticks) * self.cycles_per_tick)
+
+    @classmethod
+    def from_summary(cls, summary: dict[str, Any]) -> Clock:
+        """The clock that wrote `summary`: its `to_ns` gives the very same values."""
+        return cls(**{field.name: summary[field.name] for field in fields(cls)})
+
+    def summary(self) -> dict[str, Any]:
+        """For ``summary.json``."""
+        return asdict(self) | {"offset_ns": self.offset_ns}
+
+
+def fit(
+    ticks: npt.NDArray[np.uint64],
+    cycles: npt.NDArray[np.uint64],
+    tick_hz: float,
+    cycles_hz: float,
+    entries: Pairs = NO_PAIRS,
+) -> Clock:
+    """Fit the clock to marker pairs, shape ``(pairs,)`` each; without any, time starts at 0.
+
+    `entries` are pairs of entry events and stores. Where the pairs contradict `cycles_hz` (a kernel
+    that measured its TSC on a busy host), the board's `tick_hz` is believed.
+    """
+    nominal = cycles_hz / tick_hz
+    if ticks.size == 0:
+        return Clock(0, 0, nominal, cycles_hz, 0.0, 0.0, 0)
+    order = np.argsort(ticks)
+    origin_ticks, origin_cycles = int(ticks[order[0]]), int(cycles[order[0]])
+
+    def relative(pairs: Pairs) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        x = (pairs.ticks - np.uint64(origin_ticks)).view(np.int64).astype(np.float64)
+        return x, (pairs.cycles - np.uint64(origin_cycles)).view(np.int64) - x * nominal
+
+    x, y = relative(Pairs(ticks[order], cycles[order]))
+    slope, intercept = _edge_below(x, y)
+    miscalibrated = False
+    if abs(slope / nominal) > DRIFT_MAX:
+        flat = float(y.min())
+        miscalibrated = float(np.median(y - flat)) * 1e9 / cycles_hz > DELAY_MAX_NS
+        if not miscalibrated:
+            slope, intercept = 0.0, flat
+    error = None
+    if entries.ticks.size and not miscalibrated:
+        markers, stores = _Edge(x, y), _Edge(*relative(entries), above=True)
+        slope, error = _between(markers, stores, slope, DRIFT_MAX * nominal)
+        intercept = markers.intercept(slope)
+    delay = y - (intercept + slope * x)
+    if miscalibrated:
+        nominal, slope = nominal + slope, 0.0
+        cycles_hz = nominal * tick_hz
+    return Clock(
+        origin_ticks,
+        origin_cycles + round(intercept),
+        nominal + slope,
+        cycles_hz,
+        slope / nominal * 1e6,
+        float(np.median(delay)) * 1e9 / cycles_hz,
+        int(ticks.size),
+        miscalibrated,
+        0 if error is None else int(entries.ticks.size),
+        None if error is None else error * 1e9 / cycles_hz,
+    )
+
+
+def _edge_below(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Slope and intercept of the lower hull's edge at the mean of the sorted `x`."""
+    hull = _lower_hull(x, y)
+    if len(hull) < 2:
+        return 0.0, float(y[hull[0]])
+    middle = int(np.searchsorted(x[hull], x.mean()).clip(1, len(hull) - 1))
+    a, b = hull[middle - 1], hull[middle]
+    slope = float((y[b] - y[a]) / (x[b] - x[a])) if x[b] > x[a] else 0.0
+    return slope, float(y[a] - slope * x[a])
+
+
+def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Indices of the points, sorted by `x`, that no line between others runs below."""
+    xs, ys = x.tolist(), y.tolist()
+    hull: list[int] = []
+    for i, (at, value) in enumerate(zip(xs, ys, strict=True)):
+        while len(hull) >= 2:
+            a, b = hull[-2:]
+            if (ys[b] - ys[a]) * (at - xs[a]) < (value - ys[a]) * (xs[b] - xs[a]):
+                break
+            hull.pop()
+        hull.append(i)
+    return np.array(hull, np.int64)
+
+
+class _Edge:
+    """Points that the clock is below of, or `above`."""
+
+    def __init__(
+        self, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], above: bool = False
+    ) -> None:
+        self._sign = -1 if above else 1
+        order = np.argsort(x)
+        x, y = x[order], self._sign * y[order]
+        hull = _lower_hull(x, y)
+        self.points = x, y
+        self._x, self._y = x[hull], y[hull]
+        self.ends = float(x[0]), float(x[-1])
+
+    def intercept(self, slope: float) -> float:
+        """Of the line of this slope that touches the points."""
+        return float(self._sign * (self._y - self._sign * slope * self._x).min())
+
+    def likelihood(self, slope: float) -> Callable[[float], float]:
+        """The likelihood of slopes, as logarithm; `slope` is near the truth."""
+        x, y = self.points
+        mean = float(x.mean())
+        delay = y - self._sign * (slope * x + self.intercept(slope))
+        weight = x.size / max(float(np.median(delay)), 1.0)
+        return lambda s: weight * self._sign * (self.intercept(s) + s * mean)
+
+
+def _between(below: _Edge, above: _Edge, near: float, most: float) -> tuple[float, float]:
+    """The most likely slope of a line below the one and above the other points, up to `most`.
+
+    And how far such a line may be from the one that touches those it is below. Where there is none,
+    the slope is the most likely of all, and that is how far they contradict each other.
+    """
+
+    def room(slope: float) -> float:
+        return below.intercept(slope) - above.intercept(slope)
+
+    widest = _maximum(room, -most, most)
+    if room(widest) >= 0:
+        least, most = (_zero(room, widest, end) for end in (-most, most))
+    else:
+        least = -most
+    for _ in range(5):  # the usual delays depend on the slope, a little
+        of_below, of_above = below.likelihood(near), above.likelihood(near)
+        near = _maximum(lambda s, a=of_below, b=of_above: a(s) + b(s), least, most)  # type: ignore[misc]
+    if room(widest) < 0:
+        return near, -room(near)
+    error = 0.0
+    for x in (min(below.ends[0], above.ends[0]), max(below.ends[1], above.ends[1])):
+        here = below.intercept(near) + near * x
+        highest = _maximum(lambda s, x=x: below.intercept(s) + s * x, least, most)  # type: ignore[misc]
+        lowest = _maximum(lambda s, x=x: -above.intercept(s) - s * x, least, most)  # type: ignore[misc]
+        error = max(
+            error,
+            below.intercept(highest) + highest * x - here,
+            here - above.intercept(lowest) - lowest * x,
+        )
+    return near, error
+
+
+def _maximum(of: Callable[[float], float], low: float, high: float) -> float:
+    """Where a concave function is highest."""
+    for _ in range(SEARCH_STEPS):
+        third = (high - low) / 3
+        if of(low + third) < of(high - third):
+            low += third
+        else:
+            high -= third
+    return (low + high) / 2
+
+
+def _zero(of: Callable[[float], float], inside: float, outside: float) -> float:
+    """Where a function ceases to be positive between two places; the latter if it does not."""
+    if of(outside) >= 0:
+        return outside
+    for _ in range(SEARCH_STEPS):
+        middle = (inside + outside) / 2
+        if of(middle) >= 0:
+            inside = middle
+        else:
+            outside = middle
+    return inside

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Finds each table event's place in the bus stream.
+
+The kernel stores an event's sequence number to marker slot ``seq mod slots`` right before the
+change that the event announces. The address of that store on the bus tells ``seq`` modulo the
+number of slots, and the one candidate near what is expected next is the event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.kernel import tracepoints
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+APPLY_FIRST = -1
+BY_TIME = -2
+
+
+@dataclass(frozen=True)
+class MarkerStores:
+    """Stores to the marker area, in bus order, shape ``(stores,)``.
+
+    `position`: index among all accesses of the stream; `after_loss`: accesses were lost
+    between this store and the one before.
+    """
+
+    position: I64
+    time_ticks: U64
+    slot: I64
+    after_loss: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the table events belong.
+
+    `position` (int64, one for each event): index among the accesses of the stream,
+    `APPLY_FIRST` for events before the recording, `BY_TIME` where the marker was lost;
+    `marker_ticks` (uint64, one for each event): when its marker was, 0 if it was lost.
+    `event` and `store` are the matched pairs (indices), for the clocks.
+    """
+
+    position: I64
+    marker_ticks: U64
+    event: I64
+    store: I64
+    lost_markers: int
+    stores_without_event: int
+
+
+def place(
+    tables: npt.NDArray[Any],
+    stores: MarkerStores,
+    slots: int,
+    cycles_per_tick: float,
+) -> Placement:
+    """Match the table events (`kernel_log.TABLE_EVENT`, sorted by seq) with marker stores.
+
+    Events before the first matched one or before the recording's START are applied first.
+    """
+    seqs = tables["seq"].astype(np.int64)
+    index_of = {seq: i for i, seq in enumerate(seqs.tolist())}
+    starts = tables[
+        (tables["kind"] == tracepoints.MARKER) & (tables["cookie"] == tracepoints.COOKIE_START)
+    ]
+    started = int(starts["seq"][0]) if starts.size else None
+    expected = started if started is not None else int(seqs[0]) if seqs.size else 1
+
+    by_time = np.argsort(tables["time"], kind="stable")
+    times = tables["time"][by_time]
+    last: tuple[int, int] | None = None  # ticks and cycles of the last matched pair
+    pairs: dict[int, int] = {}
+    without_event = 0
+    rows = zip(
+        stores.time_ticks.tolist(), stores.slot.tolist(), stores.after_loss.tolist(), strict=True
+    )
+    for i, (ticks, slot, after_loss) in enumerate(rows):
+        if after_loss and last is not None:
+            # How many markers were lost is unknown: ask the clocks where we are.
+            now = last[1] + (ticks - last[0]) * cycles_per_tick
+            near = min(int(np.searchsorted(times, now)), len(times) - 1)
+            expected = int(seqs[by_time[near]])
+        seq = expected - slots // 2 + (slot - expected + slots // 2) % slots
+        event = index_of.get(seq)
+        if event is None or event in pairs:
+            without_event += 1
+        else:
+            pairs[event] = i
+            last = ticks, int(tables["time"][event])
+        expected = max(expected, seq + 1)
+
+    event_index = np.fromiter(pairs.keys(), np.int64, len(pairs))
+    store_index = np.fromiter(pairs.values(), np.int64, len(pairs))
+    position = np.full(tables.size, BY_TIME, np.int64)
+    position[event_index] = stores.position[store_index]
+    marker_ticks = np.zeros(tables.size, np.uint64)
+    marker_ticks[event_index] = stores.time_ticks[store_index]
+    if started is None:
+        started = int(seqs[event_index].min()) if pairs else int(seqs[-1]) + 1 if seqs.size else 0
+    position[seqs < started] = APPLY_FIRST
+    return Placement(
+        position,
+        marker_ticks,
+        event_index,
+        store_index,
+        int(np.count_nonzero(position == BY_TIME)),
+        without_event,
+    )

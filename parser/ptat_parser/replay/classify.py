@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The compiled loop over a chunk's accesses: what was each of them?
+
+`fast_path` counts nearly all reads. What is left, one access at a time: stores, reads of empty
+entries, reads that a fault event may be about, PMD entries among huge pages, and everything that
+no table explains.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.capture.decode import (
+    ACCESS_ADDRESS_MASK,
+    ADDRESS_UNIT_SHIFT,
+    PIECE_BLOCKS,
+    WORD_CHECK,
+    WORD_FIRST_RECORD,
+    WORD_TIME,
+    WRITE_BIT,
+    delta_of,
+    sum_up,
+)
+from ptat_parser.compiled.jit import Integer, bare, inlined, put_passing
+from ptat_parser.replay.entry_stores import TO_ENTRY, TO_PAGE, entry_at, store
+from ptat_parser.replay.fast_path import count_reads, find_slots, may_count, put_reads
+from ptat_parser.replay.page_counts import (
+    P_FAULTED,
+    P_LAST,
+    P_MISSES,
+    P_STORES,
+    note_read,
+    page_of_line,
+    put_away,
+    row_of_page,
+)
+from ptat_parser.replay.page_faults import apply_until, hold, mark_stored, next_event, watch_until
+from ptat_parser.replay.page_tables import (
+    COUNT_BITS,
+    COUNTED_MAX,
+    EMPTY,
+    ENTRIES,
+    ROW_MASK,
+    page_number,
+)
+from ptat_parser.replay.state import (
+    EXAMPLES,
+    FAULT,
+    GROUP,
+    IN_MARKERS,
+    MISS,
+    NO_ADDRESS,
+    NO_TABLE,
+    OUTSIDE_REGION,
+    WATCH_GROUPS,
+    AccessesMemory,
+    RoomMemory,
+)
+from ptat_parser.replay.walks import count_walks, end_walk, pmd_kind, table_line
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+_ROW_MASK = np.uint32(ROW_MASK)
+_COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
+
+
+@bare
+def replay_accesses(
+    start: Integer, stop: Integer, chunk_memory: AccessesMemory, memory: RoomMemory
+) -> Integer:
+    """Replay the accesses ``start … stop``, between which no table event stands.
+
+    `chunk_memory` holds the `Accesses`, `memory` the `Room`. Returns where it came to, which is not
+    `stop` if the words are not those that the checksums are of.
+    """
+    chunk = chunk_memory.accesses
+    for group in range(start // GROUP, -(-stop // GROUP)):
+        first = group * GROUP
+        if memory.room.config.faults and first >= start and group % WATCH_GROUPS == 0:
+            watch_until(_horizon(group, chunk_memory, memory), memory)
+        if chunk.size and not _is_as_it_was(group, chunk_memory):
+            return max(first, start)
+        begin, end = max(start - first, 0), min(stop - first, GROUP)
+        if chunk.size:
+            block = chunk.blocks[group]
+            words = block[WORD_FIRST_RECORD:WORD_CHECK]
+            now = _time_at(words, 0, begin, block[WORD_TIME])
+            _replay_group(words, chunk.time, group, begin, end, now, chunk_memory, memory)
+        else:
+            words, time = chunk.words[first : first + GROUP], chunk.time[first : first + GROUP]
+            _replay_group(words, time, group, begin, end, _ZERO, chunk_memory, memory)
+    return stop
+
+
+@bare
+def _replay_group(
+    words: U64,
+    time: U64,
+    group: Integer,
+    start: Integer,
+    end: Integer,
+    now: Integer,
+    chunk_memory: AccessesMemory,
+    memory: RoomMemory,
+) -> None:
+    """Replay the accesses ``start … end`` of a group; `now`: time of the one before `start`."""
+    room = memory.room
+    slots, tally = room.slots, room.tally
+    following, following_ticks, latest = _after_group(group, chunk_memory)
+    next_timed = next_event(memory)
+    quick_end = _until(words, time, start, end, now, latest, next_timed)
+    pmds_here = find_slots(words, start, end, memory)
+    i = start
+    while i < end:
+        if tally.reads > 0 and i < quick_end and may_count(slots[i]):
+            began, before = i, now
+            i, now = count_reads(words, time, began, quick_end, before, memory)
+            if room.config.records:
+                put_reads(words, time, began, i, before, memory)
+            if pmds_here or room.cursors.walk_pmd >= 0:
+                count_walks(words, time, began, i, before, now, memory)
+            else:
+                tally.walks_broken += i - began
+            tally.reads += i - began
+            if i == end:
+                break
+        word, before = words[i], now
+        now = time[i] if time.size else now + delta_of(word)
+        i += 1
+        if next_timed < now:
+            _apply_events(word, now, memory)
+            next_timed = next_event(memory)
+            quick_end = _until(words, time, i, end, now, latest, next_timed)
+            if tally.reads > 0 and may_count(slots[i - 1]):
+                # Nothing but the event was in the way.
+                i, now = i - 1, before
+                continue
+        if word & WRITE_BIT:
+            _replay_store(_address_of(word), now, memory)
+            continue
+        next_address, next_ticks = following, following_ticks
+        if i < words.size:
+            next_address, next_ticks = _read(words[i], now)
+            if time.size:
+                next_ticks = np.int64(time[i])
+        _replay_read(_address_of(word), now, next_address, next_ticks - np.int64(now), memory)
+    last, _ = _read(words[end - 1], _ZERO)
+    room.cursors.last_read = np.int64(last)
+
+
+@bare
+def _apply_events(word: Integer, now: Integer, memory: RoomMemory) -> None:
+    """Apply the events without a marker before an access."""
+    room = memory.room
+    if room.config.faults and word & WRITE_BIT:
+        # An event that has waited for so long is to know of this store, too.
+        entry = entry_at(_address_of(word), memory)
+        if entry >= 0:
+            mark_stored(entry & -room.config.line, memory)
+    apply_until(now, memory)
+
+
+@bare
+def _replay_store(address: Integer, now: Integer, memory: RoomMemory) -> None:
+    """Replay a store: it changes the state of its slot, and is counted for its page."""
+    room = memory.room
+    t, config, tally = room.t, room.config, room.tally
+    line = config.line
+    offset = address - config.base
+    if offset >= config.size:
+        _unexplained(now, address, np.int64(OUTSIDE_REGION), memory)
+        return
+    if offset < config.marker_bytes:
+        return
+    tally.stores += 1
+    page = np.int64(offset >> TO_PAGE)
+    frame = np.int64(t.frame[page])
+    if frame < 0:
+        tally.stores_unowned += 1
+        return
+    slot = (frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES) & -line
+    if store(np.int64(t.store_level[page]), slot, line, memory):
+        put_away(slot, memory)
+    if config.faults:
+        mark_stored(slot, memory)
+    if t.level[page] and not config.skips:
+        number = page_number(t.range_of_frame[frame], slot % ENTRIES, line, line)
+        row = row_of_page(number, memory)
+        room.pages[row, P_STORES] += 1
+
+
+@bare
+def _replay_read(
+    address: Integer, now: Integer, next_address: Integer, gap: Integer, memory: RoomMemory
+) -> None:
+    """Replay a read. `next_address` is read `gap` ticks later, or `NO_ADDRESS` is next."""
+    room = memory.room
+    t, config, tally, cursors = room.t, room.config, room.tally, room.cursors
+    line = config.line
+    offset = address - config.base
+    if offset >= config.size:
+        _unexplained(now, address, np.int64(OUTSIDE_REGION), memory)
+        return
+    page = np.int64(offset >> TO_PAGE)
+    frame = np.int64(t.frame[page])
+    level = np.int64(t.level[page])
+    slot = (frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES) & -line
+    if level == 1:
+        empty = t.state[slot] == EMPTY
+        kind = FAULT if empty else MISS
+        if tally.reads == 0:
+            cursors.first_read = (t.parent[frame] & -line) + 1
+        if cursors.walk_pmd < 0:
+            tally.walks_broken += 1
+        else:
+            end_walk(t.parent[frame], now, memory)
+            cursors.walk_pmd = -1
+    elif level == 2:
+        next_line = table_line(next_address, memory)
+        kind, empty, goes_on = pmd_kind(slot, gap, next_line, memory)
+        if tally.reads == 0:
+            cursors.first_read = -1
+        tally.walks_broken += cursors.walk_pmd >= 0
+        tally.walks_whole += not goes_on
+        cursors.walk_pmd = slot if goes_on else -1
+        cursors.walk_pmd_ticks = now
+    elif address == config.readback:
+        tally.readbacks += 1
+        return
+    else:
+        reason = IN_MARKERS if offset < config.marker_bytes else NO_TABLE
+        _unexplained(now, address, reason, memory)
+        return
+    _count_read(slot, level, kind, empty, now, memory)
+
+
+@bare
+def _count_read(
+    slot: Integer, level: Integer, kind: Integer, empty: bool, now: Integer, memory: RoomMemory
+) -> None:
+    """Count a read of a known kind for its page, and append it to the records."""
+    room = memory.room
+    t, config, tally, pages = room.t, room.config, room.tally, room.pages
+    line = config.line
+    frame = slot // ENTRIES
+    if kind == MISS:
+        number = page_of_line(slot, level, memory)
+    else:
+        number = page_number(t.range_of_frame[frame], slot % ENTRIES, line, line)
+    note_read(number, now, memory)
+    row = np.int64(t.row_of[number] & _ROW_MASK)
+    if config.records:
+        at_record = np.uint64(tally.reads - room.cursors.first_row)
+        put_passing(room.out.time, at_record, now)
+        put_passing(room.out.page, at_record, np.uint32(number))
+        room.out.kind[at_record] = kind
+    if kind == MISS and level == 1:
+        known: Integer = t.tally[slot] & _COUNT_MASK
+        if line > 1:
+            t.counted_page[slot // line] = number
+        if known == COUNTED_MAX:
+            pages[row, P_MISSES] += COUNTED_MAX
+            known = _ZERO
+        t.tally[slot] = now - np.uint64(room.cursors.epoch) << _COUNT_SHIFT | known + _ONE
+    else:
+        pages[row, P_LAST] = now
+        pages[row, P_MISSES] += kind == MISS
+    if kind == MISS:
+        if config.faults:
+            hold(now, row, slot, memory)
+    elif kind == FAULT:
+        pages[row, P_FAULTED] += 1
+        if config.faults and empty and t.owed[slot] < 255:
+            t.waits[frame] = True
+            t.owed[slot] += 1
+            t.owed_ticks[slot] = now
+    tally.reads += 1
+
+
+@bare
+def _unexplained(now: Integer, address: Integer, reason: Integer, memory: RoomMemory) -> None:
+    room = memory.room
+    tally, examples = room.tally, room.examples
+    if tally.unexplained < EXAMPLES:
+        examples[tally.unexplained, 0] = now
+        examples[tally.unexplained, 1] = address
+        examples[tally.unexplained, 2] = reason
+    tally.unexplained += 1
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+@bare
+def _horizon(first: Integer, chunk_memory: AccessesMemory, memory: RoomMemory) -> Integer:
+    """When no fault event is about one of the `WATCH_GROUPS` groups from `first` on any more.
+
+    As near as can be told: reads that an event to come may be about take longer.
+    """
+    chunk = chunk_memory.accesses
+    later = first + WATCH_GROUPS + memory.room.config.held_groups
+    if not chunk.size:
+        at = later * GROUP
+        return chunk.time[at] if at < chunk.time.size else chunk.following.horizon
+    if later >= chunk.size:
+        return chunk.following.horizon
+    return chunk.blocks[later, WORD_TIME]
+
+
+@bare
+def _is_as_it_was(block: Integer, chunk_memory: AccessesMemory) -> bool:
+    """Whether a block's piece has the checksums that it must have, if any are known."""
+    chunk = chunk_memory.accesses
+    piece = block // PIECE_BLOCKS
+    if chunk.sums.size and piece != chunk.checked[0]:
+        first = piece * PIECE_BLOCKS
+        total, by_place = sum_up(chunk.blocks[first : min(first + PIECE_BLOCKS, chunk.size)])
+        if total != chunk.sums[piece, 0] or by_place != chunk.sums[piece, 1]:
+            return False
+        chunk.checked[0] = piece
+    return True
+
+
+@bare
+def _after_group(group: Integer, chunk_memory: AccessesMemory) -> tuple[Integer, Integer, Integer]:
+    """Address and time of a read right after a group, and a time that no access of it is after."""
+    chunk = chunk_memory.accesses
+    latest = np.uint64(chunk.last_ticks)
+    if chunk.size:
+        if group + 1 < chunk.size:
+            latest = chunk.blocks[group + 1, WORD_TIME]
+            address, ticks = _read(chunk.blocks[group + 1, WORD_FIRST_RECORD], latest)
+            return address, ticks, latest
+    else:
+        after = (group + 1) * GROUP
+        if after < chunk.time.size:
+            address, _ = _read(chunk.words[after], _ZERO)
+            return address, np.int64(chunk.time[after]), latest
+    return chunk.following.address, np.int64(chunk.following.ticks), latest
+
+
+@inlined
+def _address_of(word: Integer) -> Integer:
+    return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+
+
+@bare
+def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
+    """Address of an access if it is a read, and its time if `before` is that of the one before."""
+    if word & WRITE_BIT:
+        return NO_ADDRESS, np.int64(0)
+    return _address_of(word), np.int64(before + delta_of(word))
+
+
+@bare
+def _time_at(words: U64, start: Integer, end: Integer, now: Integer) -> Integer:
+    """Time of the access before `end` of a block; `now`: of the one before `start`."""
+    for i in range(start, end):
+        now += delta_of(words[i])
+    return now
+
+
+@bare
+def _until(
+    words: U64,
+    time: U64,
+    start: Integer,
+    end: Integer,
+    now: Integer,
+    latest: Integer,
+    next_timed: Integer,
+) -> Integer:
+    """The end of those accesses that are not after the next event without a marker.
+
+    `now`: time of the access before `start`; `latest`: no access is later.
+    """
+    if latest <= next_timed:
+        return end
+    for i in range(start, end):
+        now = time[i] if time.size else now + delta_of(words[i])
+        if now > next_timed:
+            return i
+    return end

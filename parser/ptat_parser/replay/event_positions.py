@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""When to apply the table events of a stream, and where something was lost."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.capture.chunks import AnyChunk
+from ptat_parser.order import markers
+
+U64 = npt.NDArray[np.uint64]
+
+LOSS, NOTHING = -1, -2
+"""Steps of a schedule that are no event."""
+
+
+class Schedule:
+    """Applies table events by position, or by time (`ticks`) where the marker was lost.
+
+    `started`: nothing is missing before the first access; `losses`: positions of accesses before
+    which kernel events were lost. `lost`: something was, right before the next access.
+    """
+
+    def __init__(
+        self, placement: markers.Placement, ticks: U64, started: bool, losses: tuple[int, ...]
+    ) -> None:
+        self._losses = losses
+        self.lost = not started
+        placed = np.flatnonzero(placement.position >= 0)
+        placed = placed[np.argsort(placement.position[placed], kind="stable")]
+        self._placed: list[int] = placed.tolist()
+        self._position: list[int] = placement.position[placed].tolist()
+        late = np.flatnonzero(placement.position == markers.BY_TIME)
+        late = late[np.argsort(ticks[late], kind="stable")]
+        self._late: list[int] = late.tolist()
+        self._late_ticks: list[int] = ticks[late].tolist()
+        self._next_placed = 0
+        self._next_late = 0
+
+    def within(self, chunk: AnyChunk, first: int) -> list[tuple[int, int]]:
+        """What happens in a chunk whose first access has the number `first`.
+
+        Position in the chunk and event, or `LOSS`; sorted by position.
+        """
+        size = chunk.accesses
+        if not size:
+            self.lost |= bool(chunk.lost)
+            return []
+        # In a gap are first the events whose markers were lost there; the marker of an event that
+        # was not is the first access after it.
+        end = bisect_right(self._late_ticks, chunk.last_ticks, lo=self._next_late)
+        steps: list[tuple[int, int]] = []
+        if end > self._next_late:
+            here = slice(self._next_late, end)
+            at = np.searchsorted(chunk.decoded().time, np.array(self._late_ticks[here], np.uint64))
+            steps += zip(at.tolist(), self._late[here], strict=True)
+            self._next_late = end
+        positions = [0] * self.lost + [lost.position for lost in chunk.lost]
+        positions = sorted(
+            [*positions, *(p - first for p in self._losses if 0 <= p - first < size)]
+        )
+        steps += [(position, LOSS) for position in positions if position < size]
+        self.lost = positions[-1:] == [size]
+        steps += [(position - first, event) for position, event in self.until(first + size)]
+        return sorted(steps, key=lambda step: step[0])
+
+    @property
+    def is_placed(self) -> bool:
+        """Nothing was lost, and each event has its marker."""
+        return not (self.lost or self._late or self._losses)
+
+    def until(self, end: int) -> list[tuple[int, int]]:
+        """Position and event of the next ones that are before an access."""
+        here = slice(self._next_placed, bisect_left(self._position, end, lo=self._next_placed))
+        self._next_placed = here.stop
+        return list(zip(self._position[here], self._placed[here], strict=True))
+
+    def rest(self, end_ticks: np.uint64) -> list[int]:
+        """Events after the last access, before `end_ticks`."""
+        end = bisect_left(self._late_ticks, int(end_ticks))
+        late = self._late[self._next_late : end]
+        self._next_late = max(end, self._next_late)
+        return late

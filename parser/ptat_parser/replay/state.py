@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""What the compiled functions of a replay work on, and how they reach it.
+
+Each takes `memory`, which holds a `Room` (see `compiled.shared`): ``room = memory.room``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.capture.decode import BLOCK_RECORDS_MAX
+from ptat_parser.compiled.shared import Shared
+from ptat_parser.replay.page_tables import Rpt, Tables
+
+U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+Record = npt.NDArray[Any]
+"""A structured array of one row."""
+
+_ZERO = np.uint64(0)
+MISS, FAULT, PMD_READ = range(3)
+"""Kinds of output records."""
+
+# Reasons why a read is not explained.
+IN_MARKERS, NO_TABLE, OUTSIDE_REGION = range(3)
+REASONS = ("in the marker area", "of a page that holds no table", "outside the region")
+EXAMPLES = 16
+
+NO_ADDRESS = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+NEVER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+
+
+def _record(*names: str) -> np.dtype[np.void]:
+    return np.dtype([(name, np.int64) for name in names])
+
+
+TALLY = _record(
+    "reads",  # classified: misses, walks that faulted, reads of PMD entries on the way to a PTE
+    "stores",
+    "stores_unowned",  # … to pages that were never handed out as a table
+    "unexplained",
+    "readbacks",  # reads by the kernel, before it flushed TLBs
+    "faults_empty",  # fault events set off against reads of empty slots
+    "faults_matched",  # … that turned a miss into a walk that faulted
+    "faults_late",  # … more than `HOLD_S` after it
+    "faults_no_leaf",  # … of addresses without a table: their walks read no leaf entry
+    "faults_unmatched",
+    "walks_whole",
+    "walks_broken",
+    "ambiguous",  # reads of lines of PMD entries whose kind had to be told from the time between
+)
+"""What a replay counts; segments add up."""
+
+CURSORS = _record(
+    "rows",  # pages that have a row of counts, from 1
+    "held",  # reads that a fault event may be about
+    "next_timed",  # the next event without a marker
+    "next_held",  # the next fault event to be matched; it and those up to next_timed wait
+    "next_watched",  # the next fault event whose table is not yet watched for reads
+    "next_unread",  # events before this one that wait have the time of their read
+    "loss_floor",  # held reads before this one are separated from now by a loss
+    "settled",  # reads before this one are too old for a fault event to be about
+    "first_row",  # the read that is the first of the records
+    "epoch",  # `Rpt.epoch_ticks`
+    "last_read",  # address of the last access if it was a read, or -1
+    "walk_pmd",  # line of the last read if that was of a PMD entry pointing to a table, or -1
+    "walk_pmd_ticks",  # its time
+    "first_read",  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
+)
+"""How far a replay is."""
+
+DELAYS = _record(
+    "walk_step",  # ticks from a walk's read of a PMD entry to that of the PTE, usually, × 16
+    "lag_least",  # least ticks from a read of an empty entry to its fault event
+    "retry_least",  # … to the next read of the slot, with that event between
+)
+"""What a replay learned about the times between events and reads."""
+
+LEAST_UNKNOWN = np.iinfo(np.int64).max
+"""Before the first was seen."""
+
+GROUP = BLOCK_RECORDS_MAX
+"""Accesses that are looked at together."""
+
+WATCH_GROUPS = 64
+"""After this many groups, look for tables that fault events to come are about."""
+
+
+class Records(NamedTuple):
+    """Classified reads in bus order: time (ticks), page number and kind."""
+
+    time: U64
+    page: U32
+    kind: U8
+
+
+MakeRoom = Callable[[int, int, int], Records]
+"""Given how many records there are, how many of these are settled and how many are to come.
+
+Returns records that have those not settled first, and room.
+"""
+
+
+class Following(NamedTuple):
+    """What comes after a chunk.
+
+    The `address` read right after it, at `ticks`, or `NO_ADDRESS`; at the `horizon` or later, no
+    fault event is about one of its accesses.
+    """
+
+    address: np.uint64
+    ticks: int
+    horizon: np.uint64
+
+
+class Accesses(NamedTuple):
+    """A chunk for the compiled loop.
+
+    Of a `PlainChunk` its undecoded `blocks`, of which there are `size`; of any other chunk, for
+    each access, `words` with the address and the write bit as in a block, and its `time`.
+    `last_ticks`: time of the last access. `sums`: the checksums of the blocks' pieces, if these are
+    to be checked; `checked` is then the piece that was checked last, or -1.
+    """
+
+    blocks: U64
+    words: U64
+    time: U64
+    last_ticks: int
+    following: Following
+    size: int
+    checked: I64
+    sums: U64
+
+
+class Held(NamedTuple):
+    """The last reads that a fault event may be about.
+
+    `first` is the number of the one in element 0 (shape ``(1,)``), `record` its number among all
+    reads; `row` is its page's; `previous` is the number, plus one, of the read before of the same
+    slot. `stored`: a store to the slot came before its next read.
+    """
+
+    first: I64
+    record: I64
+    time: U64
+    row: U32
+    kind: U8
+    previous: U32
+    stored: npt.NDArray[np.bool_]
+
+
+class Timed(NamedTuple):
+    """Events without a marker, in bus ticks: kind, ranges of levels 1 and 2, address.
+
+    Of fault events that wait: the `line` they are about, or -1, whether it `was_empty`, and the
+    time of the read if that is certain already, or 0. `doubt_ticks`: the time of a read before a
+    loss that the event may be about, or 0. `held_since`: the first read that was certainly held if
+    the event may be about it.
+    """
+
+    time: U64
+    kind: U8
+    range1: npt.NDArray[np.int32]
+    range2: npt.NDArray[np.int32]
+    address: U64
+    line: I64
+    was_empty: npt.NDArray[np.bool_]
+    read_ticks: I64
+    doubt_ticks: U64
+    held_since: I64
+
+
+class Events(NamedTuple):
+    """The columns of `Timed` that come from the log."""
+
+    time: U64
+    kind: U8
+    range1: npt.NDArray[np.int32]
+    range2: npt.NDArray[np.int32]
+    address: U64
+
+
+class Config(NamedTuple):
+    """What stays the same in a replay."""
+
+    base: np.uint64 = _ZERO
+    size: np.uint64 = _ZERO
+    marker_bytes: np.uint64 = _ZERO
+    readback: np.uint64 = _ZERO
+    """Address that the kernel reads back, or no address."""
+    line: int = 1
+    """Entries that one bus address stands for."""
+    faults: bool = False
+    entries: bool = False
+    records: bool = False
+    """Reads are written, not only counted."""
+    skips: bool = False
+    """Only stores matter."""
+    held_groups: int = 0
+    """Groups that cover the `HELD_BACK` accesses before an event."""
+    patience: int = 0
+    """Ticks that a read of an empty entry waits for its fault event."""
+    hold: np.uint64 = _ZERO
+    """Ticks that a fault event waits."""
+    huge: bool = False
+    """Reads of PMD entries may be of huge pages."""
+    clock_error: int = 0
+    """Ticks that the clocks may be apart."""
+    overtaken: int = 0
+    """Ticks after its read that a CPU's event may come behind another's; 0: one CPU."""
+
+
+class Room(NamedTuple):
+    """All that a replay works on, except the accesses. `slots` has room for those of a `GROUP`."""
+
+    t: Tables
+    out: Records
+    held: Held
+    timed: Timed
+    pages: I64
+    tally: Any
+    cursors: Any
+    delays: Any
+    examples: U64
+    config: Config
+    slots: U32
+
+
+NO_RECORDS = Records(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0, np.uint8))
+
+
+def hold_none(capacity: int) -> Held:
+    """Room for so many reads."""
+    return Held(
+        first=np.zeros(1, np.int64),
+        record=np.empty(capacity, np.int64),
+        time=np.empty(capacity, np.uint64),
+        row=np.empty(capacity, np.uint32),
+        kind=np.empty(capacity, np.uint8),
+        previous=np.empty(capacity, np.uint32),
+        stored=np.empty(capacity, np.bool_),
+    )
+
+
+NO_EVENTS = Events(
+    np.empty(0, np.uint64), np.empty(0, np.uint8), np.empty(0, np.int32), np.empty(0, np.int32),
+    np.empty(0, np.uint64),
+)  # fmt: skip
+
+
+def waiting(events: Events) -> Timed:
+    """Events to come."""
+    size = events.time.size
+    return Timed(
+        *events,
+        line=np.full(size, -1),
+        was_empty=np.zeros(size, np.bool_),
+        read_ticks=np.zeros(size, np.int64),
+        doubt_ticks=np.zeros(size, np.uint64),
+        held_since=np.zeros(size, np.int64),
+    )
+
+
+ACCESSES = Shared(
+    Accesses(
+        blocks=np.empty((0, 0), np.uint64),
+        words=np.empty(0, np.uint64),
+        time=np.empty(0, np.uint64),
+        last_ticks=0,
+        following=Following(NO_ADDRESS, 0, NEVER),
+        size=0,
+        checked=np.empty(0, np.int64),
+        sums=np.empty((0, 2), np.uint64),
+    ),
+    sliced=True,
+)
+ACCESSES.attach("accesses")
+
+
+class AccessesMemory(Protocol):
+    """Memory that holds `Accesses`, in compiled code."""
+
+    accesses: Accesses
+
+
+EMPTY_ROOM = Room(
+    t=Rpt(0, 0).tables,
+    out=NO_RECORDS,
+    held=hold_none(0),
+    timed=waiting(NO_EVENTS),
+    pages=np.empty((0, 0), np.int64),
+    tally=np.zeros(1, TALLY),
+    cursors=np.zeros(1, CURSORS),
+    delays=np.zeros(1, DELAYS),
+    examples=np.empty((0, 0), np.uint64),
+    config=Config(),
+    slots=np.empty(0, np.uint32),
+)
+
+ROOM = Shared(EMPTY_ROOM)
+ROOM.attach("room")
+
+
+class RoomMemory(Protocol):
+    """Memory that holds a `Room`, in compiled code."""
+
+    room: Room
+
+
+@dataclass
+class Part:
+    """What a replay found in a segment, besides the counts of pages.
+
+    `tally`, `cursors` and `delays` have one row of `TALLY` and so on. `unexplained` lists the first
+    reads that nothing explains, as ticks, address and reason; `doubts` the times from a read to a
+    fault event that may be about it, if it is not about one that was lost (ticks).
+    """
+
+    tally: Record
+    cursors: Record
+    delays: Record
+    unexplained: list[tuple[int, int, str]]
+    doubts: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the stream that is replayed alone: see `ptat_parser.replay.segments`.
+
+    Blocks ``first_block … end_block``; the number of the first access, and of the first one after;
+    the time of the first access, and of the first one after, None at the end of the stream.
+    """
+
+    number: int
+    first_block: int
+    end_block: int
+    first_access: int = 0
+    end_access: int = 0
+    start_ticks: int = 0
+    end_ticks: int | None = None

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Writes misses in formats that other tools read; docs/formats.md shows a line of each.
+
+All writers stream: what they hold grows with the pages of the trace, not with its misses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from ptat_parser.errors import PtatError
+from ptat_parser.results.trace import SCHEMA, Misses
+
+PAGE_SIZES = {1 << 12: "4K", 1 << 21: "2M", 1 << 30: "1G"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """`write` puts misses into a file; a `seekable` one, if the format needs it."""
+
+    write: Callable[[Misses, BinaryIO], None]
+    binary: bool = False
+    seekable: bool = False
+
+
+def export(misses: Misses, format: str, path: Path) -> None:
+    """Write `misses` to a file in one of `FORMATS`; the file appears when it is complete.
+
+    Raises `PtatError` if it cannot be written.
+    """
+    unfinished = path.with_name(f"{path.name}.new")
+    try:
+        with unfinished.open("wb") as out:
+            FORMATS[format].write(misses, out)
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise PtatError(
+            f"{path}: cannot be written: {error.strerror or error}", "make room, or choose -o"
+        ) from error
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+# Columns ------------------------------------------------------------------------------------------
+
+
+def _wide_parquet(misses: Misses, out: BinaryIO) -> None:
+    # Times grow slowly: differences. What belongs to a page repeats: dictionaries.
+    repeated = [name for name in SCHEMA.names if name != "time"]
+    with pq.ParquetWriter(
+        out,
+        SCHEMA,
+        use_dictionary=repeated,
+        column_encoding={"time": "DELTA_BINARY_PACKED"},
+        compression="zstd",
+        compression_level=1,
+    ) as writer:
+        for batch in misses.batches():
+            writer.write_batch(batch)
+
+
+def _arrow(misses: Misses, out: BinaryIO) -> None:
+    options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
+    with pa.ipc.new_file(out, SCHEMA, options=options) as writer:
+        for batch in misses.batches():
+            writer.write_batch(batch)
+
+
+def _csv(misses: Misses, out: BinaryIO) -> None:
+    at = SCHEMA.get_field_index("comm")
+    schema = SCHEMA.set(at, pa.field("comm", pa.string()))
+    options = pa.csv.WriteOptions(quoting_style="needed")
+    with pa.csv.CSVWriter(out, schema, write_options=options) as writer:
+        for batch in misses.batches():
+            columns = batch.columns
+            columns[at] = columns[at].cast(pa.string())
+            writer.write_batch(pa.record_batch(columns, schema))
+
+
+# Text, one miss a line ----------------------------------------------------------------------------
+
+
+def seconds(time_ns: pa.Array) -> pa.Array:
+    """Times in ns as text: seconds with nine decimals."""
+    whole = pc.divide(time_ns, 1_000_000_000)
+    rest = pc.subtract(time_ns, pc.multiply(whole, 1_000_000_000))
+    return pc.binary_join_element_wise(
+        pc.cast(whole, pa.string()), pc.utf8_lpad(pc.cast(rest, pa.string()), 9, "0"), "."
+    )
+
+
+def printable(comm: str) -> str:
+    """A name without blanks, so that columns can be cut out of the text."""
+    return re.sub(r"[^!-~]", lambda found: f"\\x{ord(found[0]):02x}", comm) or "?"
+
+
+def page_texts(pages: pa.Table, line: Callable[..., str], *columns: str) -> pa.Array:
+    """`line` of the columns of each page; names are printable."""
+    values = [pages[column].to_pylist() for column in columns]
+    if "comm" in columns:
+        at = columns.index("comm")
+        names = {name: printable(name) for name in set(values[at])}
+        values[at] = [names[name] for name in values[at]]
+    return pa.array([line(*row) for row in zip(*values, strict=True)], pa.string())
+
+
+def write_joined(out: BinaryIO, *texts: pa.Array) -> None:
+    """Write texts joined row by row, which Arrow does without a Python object for each row."""
+    joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, "")
+    # The text of all rows lies in one buffer, one after the other.
+    _, offsets, text = joined.buffers()
+    ends = np.frombuffer(offsets, np.int32)[joined.offset : joined.offset + len(joined) + 1]
+    if text is not None:
+        out.write(memoryview(text)[ends[0] : ends[-1]])
+
+
+def _perf(misses: Misses, out: BinaryIO) -> None:
+    def before(comm: str, tgid: int) -> str:
+        return f"{comm:>16} {tgid:>7} "
+
+    def after(vaddr: int, size: int) -> str:
+        return f": {1:>10} tlb-miss-{PAGE_SIZES[size].lower()}: {vaddr:>16x}\n"
+
+    pages = misses.trace.pages
+    start = page_texts(pages, before, "comm", "tgid")
+    end = page_texts(pages, after, "vaddr", "page_size_bytes")
+    for time, page in misses.raw():
+        rows = pa.array(page)
+        text = pc.utf8_lpad(seconds(pa.array(time)), 15)
+        write_joined(out, start.take(rows), text, end.take(rows))
+
+
+def _lackey(misses: Misses, out: BinaryIO) -> None:
+    pages = misses.trace.pages
+    lines = page_texts(pages, lambda vaddr: f" L {vaddr:08x},1\n", "vaddr")
+    headers = page_texts(
+        pages, lambda tgid, comm: f"=={tgid}== Command: {comm}\n", "tgid", "comm"
+    ).dictionary_encode()
+    header_of = headers.indices.to_numpy()
+    last = -1
+    for _, page in misses.raw():
+        header = header_of[page]
+        changed = np.diff(header, prepend=last) != 0
+        last = header[-1]
+        before = headers.dictionary.take(pa.array(header, mask=~changed)).fill_null("")
+        write_joined(out, before, lines.take(pa.array(page)))
+
+
+# Counts -------------------------------------------------------------------------------------------
+
+
+def _cachegrind(misses: Misses, out: BinaryIO) -> None:
+    """Process as file, 2 MiB of addresses as function, page in them as line."""
+    pages = misses.trace.pages
+    counts = misses.counts()
+    rows = np.flatnonzero(counts)
+    vaddr_of = pages["vaddr"].to_numpy().astype(np.int64)
+    size, mm = (pages[name].to_numpy()[rows] for name in ("page_size_bytes", "mm"))
+    rows = rows[np.lexsort((vaddr_of[rows], size, mm))]
+    command = " ".join(printable(word) for word in misses.trace.session.command.argv)
+    out.write(f"desc: TLB misses, by ptat\ncmd: {command}\nevents: Misses\n".encode())
+    names = page_texts(pages, "fl={}.{}.{}\n".format, "comm", "tgid", "mm")
+    areas = page_texts(
+        pages,
+        lambda vaddr, size: f"fn={vaddr >> 21 << 21:#x} {PAGE_SIZES[size]}\n",
+        "vaddr",
+        "page_size_bytes",
+    )
+    last = ""
+    for row in rows.tolist():
+        name, area = names[row].as_py(), areas[row].as_py()
+        if name + area != last:
+            last = name + area
+            out.write(last.encode())
+        out.write(b"%d %d\n" % (vaddr_of[row] >> 12 & 511, counts[row]))
+    out.write(b"summary: %d\n" % counts.sum())
+
+
+# DynamoRIO ----------------------------------------------------------------------------------------
+
+# `trace_entry_t` and its types: clients/drcachesim/common/trace_entry.h of DynamoRIO.
+DRMEMTRACE = np.dtype([("type", "<u2"), ("size", "<u2"), ("addr", "<u8")])
+_READ, _THREAD, _THREAD_EXIT, _PID, _HEADER, _FOOTER, _MARKER = 0, 22, 23, 24, 25, 26, 28
+_TIMESTAMP, _CPU_ID, _FILETYPE, _CACHE_LINE, _VERSION, _PAGE_SIZE = 2, 3, 9, 10, 12, 18
+_FORMAT_VERSION = 3
+_FILTERED_X86_64 = 0x40 | 0x80 | 0x100  # only what missed is there, of data and instructions
+_UNKNOWN_CPU = (1 << 64) - 1
+
+TIMESTAMP_EVERY = 4096
+"""Misses between two time stamps, which DynamoRIO writes once a buffer."""
+
+
+def _drmemtrace(misses: Misses, out: BinaryIO) -> None:
+    pages = misses.trace.pages
+    tgid_of, vaddr_of = pages["tgid"].to_numpy(), pages["vaddr"].to_numpy()
+    header = [
+        (_HEADER, 0, _FORMAT_VERSION),
+        (_MARKER, _VERSION, _FORMAT_VERSION),
+        (_MARKER, _FILETYPE, _FILTERED_X86_64),
+        (_MARKER, _CACHE_LINE, 64),
+        (_MARKER, _PAGE_SIZE, 4096),
+    ]
+    out.write(np.array(header, DRMEMTRACE).tobytes())
+    seen: set[int] = set()
+    last = -1
+    for time, page in misses.raw():
+        tgid = tgid_of[page]
+        # Before each miss of another process, and every so often: whose, when, where.
+        before = np.diff(tgid, prepend=last) != 0
+        before[::TIMESTAMP_EVERY] = True
+        last = tgid[-1]
+        at = np.arange(page.size) + 4 * np.cumsum(before)
+        entries = np.zeros(page.size + 4 * np.count_nonzero(before), DRMEMTRACE)
+        entries["size"][at] = 1
+        entries["type"][at] = _READ
+        entries["addr"][at] = vaddr_of[page]
+        first = at[before] - 4
+        for i, (type_, marker, value) in enumerate(
+            (
+                (_THREAD, 0, tgid[before]),
+                (_PID, 0, tgid[before]),
+                (_MARKER, _TIMESTAMP, time[before] // 1000),
+                (_MARKER, _CPU_ID, _UNKNOWN_CPU),
+            )
+        ):
+            entries["type"][first + i] = type_
+            entries["size"][first + i] = marker
+            entries["addr"][first + i] = value
+        out.write(entries.tobytes())
+        seen.update(np.unique(tgid).tolist())
+    for process in sorted(seen):
+        end = [(_THREAD, 0, process), (_PID, 0, process), (_THREAD_EXIT, 0, process)]
+        out.write(np.array(end, DRMEMTRACE).tobytes())
+    out.write(np.array([(_FOOTER, 0, 0)], DRMEMTRACE).tobytes())
+
+
+FORMATS = {
+    "wide-parquet": Format(_wide_parquet, binary=True, seekable=True),
+    "arrow": Format(_arrow, binary=True, seekable=True),
+    "csv": Format(_csv),
+    "perf": Format(_perf),
+    "lackey": Format(_lackey),
+    "cachegrind": Format(_cachegrind),
+    "drmemtrace": Format(_drmemtrace, binary=True),
+}

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Parses a session into ``results/``.
+
+`parse` writes the results, `load` opens them and parses the session first where that is needed::
+
+    results = ptat_parser.parse(directory)
+    for time_ns, page in results.misses():
+        ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ptat_parser import wire
+from ptat_parser.capture import block_index
+from ptat_parser.capture.merge import open_bus
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.compiled import first_use
+from ptat_parser.errors import BadInput, PtatError
+from ptat_parser.formats import storage
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel import log as kernel_log
+from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS
+from ptat_parser.order import clock, markers
+from ptat_parser.order.clock import Clock
+from ptat_parser.order.entry_pairs import EntryPairs
+from ptat_parser.order.first_pass import Progress, no_progress, survey
+from ptat_parser.replay import cluster, segments
+from ptat_parser.replay import workers as replay_workers
+from ptat_parser.replay.forked import can_fork
+from ptat_parser.replay.replayer import Order, Replayer
+from ptat_parser.replay.state import Segment
+from ptat_parser.results import gaps
+from ptat_parser.results.pages import pages_of, write_pages
+from ptat_parser.results.reader import Results
+from ptat_parser.results.summary import FORMAT, VERSION, summary_of
+from ptat_parser.results.writer import MakeSegmentFiles
+
+WAITING = "waiting for who parses it already"
+
+
+def parse(
+    directory: Path,
+    *,
+    salvage: bool = False,
+    counts_only: bool = False,
+    workers: int = 1,
+    address: str | None = None,
+    progress: Progress = no_progress,
+) -> Results:
+    """Parse a session and write its ``results/``, replacing older ones.
+
+    `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
+    only ``pages.parquet`` and ``summary.json``. `workers` processes, or the workers of the Dask
+    cluster whose scheduler is at `address`, share the work, which makes no difference to what is
+    written. Who parses the session already is waited for. Raises `PtatError` where the input is
+    missing or damaged, or the disk full.
+    """
+    session = Session(directory)
+    try:
+        with (
+            storage.replacing(session.results_path, lambda: progress(WAITING, 0, 1)) as unfinished,
+            first_use.shown(progress),
+            contextlib.ExitStack() as threads,
+        ):
+            summary = _parse_into(
+                unfinished, session, salvage, counts_only, workers, address, progress, threads
+            )
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise PtatError(
+                f"{session.results_path}: cannot be written: {error.strerror}",
+                "make room, or copy the session elsewhere",
+            ) from error
+        raise
+    return Results(session, summary)
+
+
+def load(directory: Path, *, progress: Progress = no_progress) -> Results:
+    """The results of a session, parsing it if that has not been done yet.
+
+    Results of another version of the parser, or older than the recording, are made again.
+    """
+    session = Session(directory)
+    path = session.results_path / "summary.json"
+    try:
+        summary = json.loads(path.read_bytes())
+        current = (
+            summary["format"] == FORMAT
+            and summary["version"] == VERSION
+            and (
+                storage.is_remote(path)
+                or path.stat().st_mtime_ns >= (directory / "session.json").stat().st_mtime_ns
+            )
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        current = False
+    return Results(session, summary) if current else parse(directory, progress=progress)
+
+
+def _parse_into(
+    directory: Path,
+    session: Session,
+    salvage: bool,
+    counts_only: bool,
+    workers: int,
+    address: str | None,
+    progress: Progress,
+    threads: contextlib.ExitStack,
+) -> dict[str, Any]:
+    session.check_files()
+    channel = session.channel
+    reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
+    if workers > 1 and isinstance(reader, BusReader) and not can_fork(reader.path):
+        reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
+    if isinstance(reader, BusReader) and session.complete and not salvage and not address:
+        block_index.use(reader, session.region)
+    log = kernel_log.read_kernel_log(session.kernel_path)
+    entry_stores = EntryPairs(session, log)
+    found = survey(reader, session.region, progress, entry_stores)
+    for mark, there in (("START", found.started), ("STOP", found.stopped)):
+        if session.complete and not there:
+            if not salvage:
+                raise BadInput(
+                    f"{reader.path}: truncated: the capture's {mark} mark is missing",
+                    "use --salvage to parse what is there, or record again",
+                )
+            found.losses.blocks = max(found.losses.blocks, 1)
+    nominal = session.kernel.tsc_hz / channel.tick_hz
+    placement = markers.place(log.tables, found.stores, session.region.marker_slots, nominal)
+    pairs = clock.Pairs(
+        found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
+    )
+    fitted = _fit(session, pairs, entry_stores.pairs(_fit(session, pairs)))
+    lost_from = gaps.first_lost_event(log, found.stores, placement)
+    events = set(session.kernel.events)
+    faults = events.issuperset(FAULT_EVENTS)
+    # Narrowing by entries that are mapped is only right if none of their events is missing.
+    entries = events.issuperset(ENTRY_EVENTS) and not log.lost_events
+
+    order = Order(
+        log,
+        placement,
+        fitted,
+        found.chunks,
+        started=found.started,
+        stopped=found.stopped,
+        losses=() if lost_from is None else (int(found.stores.position[lost_from]),),
+    )
+    replayer = Replayer(session, order, faults=faults, entries=entries)
+    cut = segments.plan(reader, found, replayer.from_fault_ticks, channel.tick_hz)
+    in_turn = not address and (workers == 1 or len(cut) == 1 or not can_fork(reader.path))
+    if isinstance(reader, BusReader) and not in_turn:
+        reader.ahead = None
+    make_output: segments.MakeOutput = _make_nothing
+    if not counts_only:
+        for name in ("misses", "other"):
+            (directory / name).mkdir()
+        behind = threads.enter_context(ThreadPoolExecutor(1)) if in_turn and workers > 1 else None
+        passing = reader.blocks * wire.BLOCK_BYTES > _STAYS_BYTES
+        make_output = MakeSegmentFiles(directory, fitted, passing, behind)
+    if address:
+        done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
+    elif in_turn:
+        done = replay_workers.replay_here(replayer, reader, cut, make_output, progress)
+    else:
+        done = replay_workers.replay_in_processes(
+            workers, replayer, reader, cut, make_output, progress
+        )
+    pages = pages_of(done, fitted, session.board.granularity_bytes // 8)
+    write_pages(pages, done.rpt.mms, directory / "pages.parquet")
+    summary = summary_of(session, found, log, placement, fitted, done, pages, faults)
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def _make_nothing(_: Segment) -> None:
+    """Counts need no output."""
+
+
+def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_PAIRS) -> Clock:
+    """The clock of a recording, which markers and their events may refute."""
+    found = clock.fit(*pairs, session.channel.tick_hz, session.kernel.tsc_hz, entries)
+    if not 0 <= found.origin_cycles < 1 << 64 or found.cycles_per_tick <= 0:
+        problem = "the capture's first marker was stored before the kernel's clock began"
+    elif found.residual_ns > clock.DELAY_MAX_NS:
+        problem = f"markers and their events are {found.residual_ns / 1e6:.1f} ms apart"
+    else:
+        return found
+    raise BadInput(
+        f"{session.path}: capture and kernel log are not of one recording: {problem}",
+        "restore the files, or record again",
+    )
+
+
+_STAYS_BYTES = 2 << 30
+"""The misses of a capture up to this size, which take about half of it, stay in the page cache."""

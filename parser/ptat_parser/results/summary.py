@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""``summary.json``: totals, processes, losses, clock, and everything unexplained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import wire
+from ptat_parser.formats.session import Session
+from ptat_parser.kernel.log import KernelLog
+from ptat_parser.order import markers
+from ptat_parser.order.clock import Clock
+from ptat_parser.order.first_pass import Survey
+from ptat_parser.replay import page_counts
+from ptat_parser.replay.page_tables import ENTRIES, ENTRY_SHIFT
+from ptat_parser.replay.segments import Replay
+from ptat_parser.results import gaps
+
+if TYPE_CHECKING:  # parsing does without, and starts the sooner
+    pass
+from ptat_parser.results.pages import Pages
+
+I64 = npt.NDArray[np.int64]
+
+
+FORMAT = "ptat-results"
+
+
+VERSION = 5
+
+
+def summary_of(
+    session: Session,
+    found: Survey,
+    log: KernelLog,
+    placement: markers.Placement,
+    fitted: Clock,
+    done: Replay,
+    pages: Pages,
+    faults: bool,
+) -> dict[str, Any]:
+    """The content of ``summary.json``. `faults`: page faults were recorded."""
+    count = dict(zip(done.tally.dtype.names or (), done.tally[0].tolist(), strict=True))
+    misses = int(done.pages[page_counts.P_MISSES].sum())
+    faulted = int(done.pages[page_counts.P_FAULTED].sum())
+    losses, lost = _losses(found, log, placement)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "complete": session.complete and found.sampled_one_in == 1,
+        "incomplete_reason": _incomplete_reason(session, found),
+        "sampled_one_in": found.sampled_one_in,
+        "granularity_bytes": session.board.granularity_bytes,
+        "levels": session.region.levels,
+        "totals": {
+            "misses": misses,
+            "faulted": faulted,
+            "pmd_reads": count["reads"] - misses - faulted,
+            "stores": count["stores"],
+            "readbacks": count["readbacks"],
+            "accesses": found.accesses,
+            "pages": int(np.count_nonzero(done.pages[page_counts.P_MISSES])),
+        },
+        "misses_by_span": _misses_by_span(pages),
+        "processes": _processes(done, pages, fitted),
+        "lost": lost,
+        "losses": losses,
+        "gaps": [asdict(gap) for gap in gaps.find(found, log, placement, fitted, done.doubts)],
+        "clock": fitted.summary(),
+        "faults": _faults(session, log, count, faulted if faults else None),
+        "unexplained": {
+            "reads": count["unexplained"],
+            "stores": count["stores_unowned"],
+            "events": done.rpt.inconsistent,
+            "examples": [
+                {
+                    "time_ns": int(fitted.to_ns(np.array([ticks], np.uint64))[0]),
+                    "address": address,
+                    "reason": reason,
+                }
+                for ticks, address, reason in done.unexplained
+            ],
+        },
+        "walks": {
+            "whole": count["walks_whole"],
+            "broken": count["walks_broken"],
+            "ambiguous": count["ambiguous"],
+        },
+        "user_markers": [
+            {"cookie": cookie, "time_ns": _ns(fitted, ticks)}
+            for cookie, ticks in done.rpt.user_markers
+        ],
+        "warnings": _warnings(session, found, faults, fitted),
+    }
+
+
+def _losses(
+    found: Survey, log: KernelLog, placement: markers.Placement
+) -> tuple[dict[str, int], int]:
+    """What was lost, by kind, and how many accesses and events that is at most."""
+    losses = {
+        "accesses": found.losses.accesses,
+        "blocks": found.losses.blocks,
+        "kernel_events": log.lost_events,
+        "kernel_seqs": log.lost_seqs,
+        "markers": placement.lost_markers,
+        "markers_without_event": placement.stores_without_event,
+        "link_errors": found.link_errors,
+        "decode_errors": found.decode_errors,
+    }
+    # A lost block held at most that many accesses.
+    return losses, sum(losses.values()) + found.losses.blocks * (wire.BLOCK_RECORDS_MAX - 1)
+
+
+def _faults(
+    session: Session, log: KernelLog, count: dict[str, int], faulted: int | None
+) -> dict[str, Any]:
+    """How fault events and walks that `faulted` were matched; None: no events were recorded."""
+    matched = count["faults_empty"] + count["faults_matched"]
+    return {
+        "recorded": faulted is not None,
+        "events": log.timed.faults,
+        "of_empty_entries": count["faults_empty"],
+        "of_other_entries": count["faults_matched"],
+        "without_leaf_entry": count["faults_no_leaf"],
+        "unmatched": count["faults_unmatched"],
+        "in_doubt": count["faults_late"] if session.kernel.cpus > 1 else 0,
+        "without_event": 0 if faulted is None else faulted - matched,
+    }
+
+
+def _misses_by_span(pages: Pages) -> dict[str, int]:
+    """How many misses are of one known page, of one of 2, of up to 4 and of up to 8."""
+    spans = np.zeros(9, np.int64)
+    np.add.at(spans, pages["span"], pages["misses"])
+    return {
+        str(most): int(spans[least : most + 1].sum())
+        for least, most in ((1, 1), (2, 2), (3, 4), (5, 8))
+    }
+
+
+def _ns(fitted: Clock, ticks: int | None) -> int | None:
+    return None if ticks is None else int(fitted.to_ns(np.array([ticks], np.uint64))[0])
+
+
+def _incomplete_reason(session: Session, found: Survey) -> str | None:
+    if found.sampled_one_in > 1:
+        sampled = f"1 in {found.sampled_one_in} accesses sampled"
+        return f"{session.incomplete_reason}; {sampled}" if not session.complete else sampled
+    return session.incomplete_reason
+
+
+def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> list[str]:
+    warnings = []
+    reason = _incomplete_reason(session, found)
+    if reason:
+        warnings.append(f"the recording is incomplete: {reason}")
+    if not faults:
+        warnings.append(
+            "page faults were not recorded: some walks that ended in a fault count as misses"
+        )
+    if fitted.miscalibrated:
+        warnings.append(
+            f"the kernel took its clock for {session.kernel.tsc_hz / 1e6:.0f} MHz; by the board's"
+            f" it is {fitted.cycles_hz / 1e6:.0f} MHz, which times are given in"
+        )
+    return warnings
+
+
+_SMALL_BYTES = 1 << ENTRY_SHIFT[1]
+
+
+def _processes(done: Replay, pages: Pages, fitted: Clock) -> list[dict[str, Any]]:
+    """One entry for each address space that was attached, in order of attachment."""
+    mms = done.rpt.mms
+    found = np.zeros((len(mms), 2 + len(ENTRY_SHIFT)), np.int64)
+    owner, small = pages["comm"], pages["page_size_bytes"] == _SMALL_BYTES
+    for column, values in enumerate(
+        (
+            pages["faulted"],
+            pages["misses"] > 0,
+            np.where(small, pages["misses"], 0),
+            np.where(small, 0, pages["misses"]),
+        )
+    ):
+        np.add.at(found[:, column], owner, values)
+
+    rows = []
+    for i, mm in enumerate(mms):
+        faulted, missed, *of_size = found[i].tolist()
+        misses = sum(of_size)
+        if mm.attached_ticks is None and not misses and not mm.tables:
+            continue
+        table_bytes = ENTRIES << ENTRY_SHIFT[1]
+        rows.append(
+            {
+                "mm": mm.id,
+                "tgid": mm.tgid,
+                "comm": mm.comm,
+                "why": {0: "on", 1: "fork", 2: "exec"}.get(mm.why),
+                "pgd": mm.pgd,
+                "attached_ns": _ns(fitted, mm.attached_ticks),
+                "exited_ns": _ns(fitted, mm.exited_ticks),
+                "first_ticks": mm.first_ticks,
+                "attached_ticks": mm.attached_ticks,
+                "exited_ticks": mm.exited_ticks,
+                "misses": misses,
+                "faulted": faulted,
+                "pages": missed,
+                "misses_by_page_size": {
+                    str(1 << shift): count
+                    for shift, count in zip(ENTRY_SHIFT.values(), of_size, strict=True)
+                    if count
+                },
+                "traced_bytes": sum(level == 1 for level, _ in mm.traced) * table_bytes,
+                "untraced_bytes": sum(level == 1 for level, _ in mm.untraced) * table_bytes,
+                "untraced_tables": mm.untraced_tables,
+            }
+        )
+    return rows

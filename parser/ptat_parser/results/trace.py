@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The misses of a session, for programs: by process, time and address, never all in memory.
+
+With ptat_parser.open(session) one asks for misses, and nothing is read until they are used::
+
+    trace = ptat_parser.open("DIR")
+    for batch in trace.misses(pid=42, time=(0, 5_000_000_000)).batches():
+        ...
+
+docs/python-api.md has examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from ptat_parser.errors import BadInput, PtatError
+from ptat_parser.formats.session import Session
+from ptat_parser.formats.storage import dataset, is_remote, location, parts
+from ptat_parser.results.pipeline import load
+from ptat_parser.results.reader import Results
+
+if TYPE_CHECKING:
+    import polars as pl
+
+BATCH_ROWS = 1 << 18
+
+Bounds = tuple[int | None, int | None]
+"""From the first up to, but not including, the second; None: no bound."""
+
+_OF_PAGE = ("tgid", "comm", "vaddr", "page_size_bytes", "span", "mm")
+
+SCHEMA = pa.schema(
+    [
+        ("time", pa.int64()),
+        ("tgid", pa.int32()),
+        ("comm", pa.dictionary(pa.int32(), pa.string())),
+        ("vaddr", pa.uint64()),
+        ("page_size_bytes", pa.int64()),
+        ("span", pa.uint8()),
+        ("mm", pa.uint64()),
+        ("page", pa.uint32()),
+    ]
+)
+"""Columns of a miss: `time` in ns of kernel time, `vaddr` where its page or, where `span` is more
+than 1, the first of the pages it may be of begins; `page` is its row in `Trace.pages`."""
+
+
+def open(directory: Path | str) -> Trace:
+    """Open a session, parsing it if that has not been done yet.
+
+    `directory` may be in an object store (``s3://bucket/session``). Raises `PtatError` where it
+    cannot be read.
+    """
+    return Trace(load(location(directory)))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A parsed session."""
+
+    results: Results
+
+    @property
+    def session(self) -> Session:
+        """What was recorded, and how."""
+        return self.results.session
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """``summary.json``: totals, processes, losses."""
+        return self.results.summary
+
+    @cached_property
+    def pages(self) -> pa.Table:
+        """``pages.parquet``: one row for each page of a process, row number = `page`."""
+        return self.results.pages()
+
+    def misses(
+        self,
+        *,
+        pid: int | None = None,
+        time: Bounds = (None, None),
+        address: Bounds = (None, None),
+    ) -> Misses:
+        """The misses of a process (its tgid), of a time (ns), of pages that touch addresses."""
+        directory = self.results.path / "misses"
+        if not directory.is_dir():
+            raise BadInput(
+                f"{directory}: missing: the session was parsed for counts only",
+                "run ptat parse again without --counts-only",
+            )
+        return Misses(self, parts(directory), pid, time, address)
+
+
+@dataclass(frozen=True)
+class Misses:
+    """Misses in bus order, not read yet. Made by `Trace.misses`."""
+
+    trace: Trace
+    parts: list[Path]
+    pid: int | None
+    time: Bounds
+    address: Bounds
+
+    def raw(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
+        """Batches of time (ns) and page: its row in `Trace.pages`."""
+        wanted = self._pages_wanted
+        for batch in self._stored():
+            time = batch["time"].to_numpy()
+            page = self.trace.results.row_of(batch["page"].to_numpy())
+            if wanted is not None:
+                rows = wanted[page]
+                time, page = time[rows], page[rows]
+            if time.size:
+                yield time, page
+
+    def _stored(self) -> Iterator[pa.RecordBatch]:
+        """A group of rows at a time: pyarrow would read on, however slow we are."""
+        in_time = self._time_filter()
+        for part in dataset(self.parts).get_fragments(in_time):
+            for group in part.split_by_row_group(in_time):
+                yield from group.to_batches(filter=in_time, batch_size=BATCH_ROWS)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Batches of `SCHEMA`, of at most `BATCH_ROWS` rows."""
+        columns = {name: _whole(self.trace.pages[name]) for name in _OF_PAGE}
+        columns["comm"] = columns["comm"].dictionary_encode()
+        for time, page in self.raw():
+            pages = pa.array(page)
+            found = {name: column.take(pages) for name, column in columns.items()}
+            found |= {"time": pa.array(time), "page": pages}
+            yield pa.record_batch([found[name] for name in SCHEMA.names], SCHEMA)
+
+    def to_arrow(self) -> pa.Table:
+        """All of them as a table of `SCHEMA`, in memory."""
+        return pa.Table.from_batches(self.batches(), SCHEMA)
+
+    def to_numpy(self) -> dict[str, npt.NDArray[Any]]:
+        """All of them as arrays by column name, in memory; without `comm`."""
+        table = self.to_arrow().drop_columns(["comm"])
+        return {name: table[name].to_numpy() for name in table.column_names}
+
+    def to_polars(self) -> pl.LazyFrame:
+        """A lazy frame with the columns of `SCHEMA`; Polars reads what a query needs.
+
+        Raises `PtatError` if Polars is not installed (``pip install 'ptat[polars]'``).
+        """
+        try:
+            import polars as pl
+        except ImportError:
+            raise PtatError("Polars is not installed", "pip install 'ptat[polars]'") from None
+        pages = pl.from_arrow(self.trace.pages.select(["page", *_OF_PAGE]))
+        assert isinstance(pages, pl.DataFrame)
+        pages = pages.with_columns(pl.Series("number", self.trace.results.page_numbers))
+        if self.parts and is_remote(self.parts[0]):
+            frame = pl.scan_pyarrow_dataset(dataset(self.parts))
+        else:
+            frame = pl.scan_parquet(self.parts)
+        start, stop = self.time
+        if start is not None:
+            frame = frame.filter(pl.col("time") >= start)
+        if stop is not None:
+            frame = frame.filter(pl.col("time") < stop)
+        wanted = self._pages_wanted
+        if wanted is not None:
+            pages = pages.filter(pl.Series(wanted))
+        joined = frame.rename({"page": "number"}).join(
+            pages.lazy(), on="number", maintain_order="left"
+        )
+        return joined.select(SCHEMA.names)
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """How many of them each page has, shape ``(pages,)``; nothing is held but the counts."""
+        counts = np.zeros(len(self.trace.pages), np.int64)
+        for _, page in self.raw():
+            counts += np.bincount(page, minlength=counts.size)
+        return counts
+
+    def _time_filter(self) -> ds.Expression | None:
+        start, stop = self.time
+        bounds = [] if start is None else [ds.field("time") >= start]
+        bounds += [] if stop is None else [ds.field("time") < stop]
+        return bounds[0] & bounds[-1] if bounds else None
+
+    @cached_property
+    def _pages_wanted(self) -> npt.NDArray[np.bool_] | None:
+        """Which pages are asked for, None: all of them."""
+        start, stop = self.address
+        if self.pid is None and start is None and stop is None:
+            return None
+        pages = self.trace.pages
+        wanted = np.ones(len(pages), np.bool_)
+        if self.pid is not None:
+            wanted &= pages["tgid"].to_numpy() == self.pid
+        first = pages["vaddr"].to_numpy()
+        size = pages["page_size_bytes"].to_numpy() * pages["span"].to_numpy()
+        if start is not None:
+            wanted &= first + size.astype(np.uint64) > np.uint64(start)
+        if stop is not None:
+            wanted &= first < np.uint64(stop)
+        return wanted
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else found.chunk(0)

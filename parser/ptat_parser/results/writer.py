@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Writes the reads of a segment as Parquet files."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.compiled.jit import Integer, inlined, jit
+from ptat_parser.formats import storage
+from ptat_parser.formats.parquet import Column, Writer
+from ptat_parser.order.clock import Clock
+from ptat_parser.replay import state as replay_state
+from ptat_parser.replay.state import Records, Segment
+
+if TYPE_CHECKING:  # parsing does without, and starts the sooner
+    pass
+
+
+_Columns: TypeAlias = tuple[npt.NDArray[np.int64], ...]
+"""Rows of a file's columns."""
+
+
+@inlined
+def _to_ns(
+    ticks: Integer, origin_ticks: Integer, origin_ns: Integer, ns_per_tick: float
+) -> Integer:
+    """`Clock.to_ns` of one time."""
+    return np.int64(np.int64(ticks - origin_ticks) * ns_per_tick) + origin_ns
+
+
+class _Line(NamedTuple):
+    """The line from bus ticks to nanoseconds of kernel time."""
+
+    origin_ticks: np.uint64
+    origin_ns: int
+    ns_per_tick: float
+
+
+@jit
+def _share_out(
+    records: Records, start: Integer, end: Integer, line: _Line, misses: _Columns, others: _Columns
+) -> tuple[Integer, Integer]:
+    """Fill arrays with the misses among the records ``start … end``, and with the others.
+
+    Returns how many there are of each when all are done, or one kind's arrays are full.
+    """
+    time, number, kind = records
+    time_ns, page = misses
+    other_time_ns, other_page, other_kind = others
+    origin_ticks, origin_ns, ns_per_tick = line
+    at_once = min(end - start, time_ns.size)
+    n_left: Integer = 0
+    for at in range(start, start + at_once):
+        n_left += kind[at] != replay_state.MISS
+    if not n_left:
+        for at in range(at_once):  # many at a time
+            time_ns[at] = _to_ns(time[start + at], origin_ticks, origin_ns, ns_per_tick)
+        for at in range(at_once):
+            page[at] = number[start + at]
+        return at_once, 0
+    # Unsigned indices take no check of their sign.
+    i, stop = np.uint64(start), np.uint64(start)
+    n, n_others, one = np.uint64(0), np.uint64(0), np.uint64(1)
+    room, room_for_others = np.uint64(time_ns.size), np.uint64(other_time_ns.size)
+    while i < np.uint64(end) and n < room and n_others < room_for_others:
+        stop = i + min(np.uint64(end) - i, min(room - n, room_for_others - n_others))
+        while i < stop:
+            # To both, as branches that nobody can tell are slow.
+            ns = _to_ns(time[i], origin_ticks, origin_ns, ns_per_tick)
+            time_ns[n], page[n] = ns, number[i]
+            other_time_ns[n_others], other_page[n_others] = ns, number[i]
+            other_kind[n_others] = kind[i]
+            is_miss = np.uint64(kind[i] == replay_state.MISS)
+            n += is_miss
+            n_others += one - is_miss
+            i += one
+    return np.int64(n), np.int64(n_others)
+
+
+_ROOM = 4
+"""Chunks that records have room for: with more, memory is farther from the core, and another that
+writes has more left at the end.
+"""
+
+
+_MISSES = [Column("time", np.int64), Column("page", np.uint32)]
+
+
+_OTHERS = [*_MISSES, Column("kind", np.uint8)]
+
+
+@dataclass(frozen=True)
+class MakeSegmentFiles:
+    """Makes the files of a segment in `directory`."""
+
+    directory: Path
+    fitted: Clock
+    passing: bool
+    """There is too much of it for the page cache."""
+    behind: Executor | None = None
+    """Writes settled reads while the replay goes on; one thread, for the files have an order."""
+    free: list[Records] = field(default_factory=list)
+
+    def __call__(self, segment: Segment) -> _Output:
+        """The files of one segment, not opened yet."""
+        return _Output(self, segment.number, self.records(0, 0))
+
+    def records(self, least: int, rows: int) -> Records:
+        """Records for `least` rows, used before, or new ones for `rows`."""
+        # Memory that was used before is there already.
+        with contextlib.suppress(IndexError):
+            while True:
+                records = self.free.pop()
+                if records.kind.size >= least:
+                    return records
+        return _new_records(rows)
+
+
+def _new_records(rows: int) -> Records:
+    return Records(np.empty(rows, np.uint64), np.empty(rows, np.uint32), np.empty(rows, np.uint8))
+
+
+class _Output:
+    """The reads of a segment, held in `records` and written as Parquet."""
+
+    def __init__(self, made_by: MakeSegmentFiles, number: int, records: Records) -> None:
+        self.records = records
+        self._made_by = made_by
+        self._number = number
+        self._files: list[Writer] = []
+        self._open: contextlib.ExitStack | None = None
+        self._writing: Future[Records] | None = None
+
+    def __enter__(self) -> _Output:
+        self._open = contextlib.ExitStack()
+        for name, columns in (("misses", _MISSES), ("other", _OTHERS)):
+            path = self._made_by.directory / name / f"part-{self._number:05}.parquet"
+            opened = storage.open_passing(path) if self._made_by.passing else path.open("wb")
+            stored = self._open.enter_context(opened)
+            self._files.append(self._open.enter_context(Writer(stored, columns)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._open
+        if self._writing:
+            self._writing.exception()  # is done then
+        self._open.__exit__(kind, error, traceback)
+        self._made_by.free.append(self.records)
+
+    def make_room(self, used: int, settled: int, wanted: int) -> Records:
+        """Write the first `settled` rows and move the others, up to `used`, to the front."""
+        left, old = used - settled, self.records
+        self._hand_on(settled)
+        if self._writing or left + wanted > old.kind.size:
+            self.records = self._made_by.records(left + wanted, left + _ROOM * wanted)
+        for name in Records._fields:
+            getattr(self.records, name)[:left] = getattr(old, name)[settled:used]
+        return self.records
+
+    def write(self, rows: int) -> None:
+        """Write the first so many rows, which are the last of the segment."""
+        self._hand_on(rows)
+        self._wait()
+
+    def _hand_on(self, rows: int) -> None:
+        """Have the first `rows` written: at once, or behind, where they are used until then."""
+        self._wait()
+        if behind := self._made_by.behind:
+            self._writing = behind.submit(self._write, self.records, rows)
+        else:
+            self._write(self.records, rows)
+
+    def _wait(self) -> None:
+        if self._writing:
+            written, self._writing = self._writing.result(), None
+            if written is not self.records:
+                self._made_by.free.append(written)
+
+    def _write(self, records: Records, rows: int) -> Records:
+        fitted = self._made_by.fitted
+        misses, others = self._files
+        line = _Line(np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick)
+        done = 0
+        while done < rows:
+            found, left = _share_out(
+                records, done, rows, line, tuple(misses.room()), tuple(others.room()),
+            )  # fmt: skip
+            misses.filled(found)
+            others.filled(left)
+            done += found + left
+        return records
