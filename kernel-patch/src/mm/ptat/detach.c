@@ -42,11 +42,10 @@ static void repoint_all(bool detached)
 	for (offset = PTAT_MARKER_BYTES; offset < ptat_map.size; offset += PAGE_SIZE) {
 		struct ptat_table *table = ptat_table(ptat_map.twin + offset);
 
-		if (!table->mm)
-			continue;
 		if (detached) {
 			ptat_walk_twin(table, ptat_map.twin + offset);
 		} else {
+			/* Also of free tables, whose twins may have something left. */
 			ptat_sync_table(table, (unsigned long *)(ptat_map.virt + offset));
 			ptat_walk_region(table, ptat_map.twin + offset);
 		}
