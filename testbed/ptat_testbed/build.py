@@ -24,7 +24,11 @@ VERSION = "6.12"
 """What build.sh builds if not told otherwise."""
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
-INIT_SOURCES = (INIT_SOURCE, *(recorder.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")))
+INIT_SOURCES = (
+    INIT_SOURCE,
+    *(INIT_SOURCE.with_name(name) for name in ("traps.c", "traps.h")),
+    *(recorder.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")),
+)
 WORKLOADS = SOURCES / "host" / "workloads"
 BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
