@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect kernel-series kernel-deb test-kernels \
-	kernel plugin check-exact check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
+	kernel plugin check-exact check-trap check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards first-report study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make notebook-session record what notebooks and screenshots are of'
 	@echo 'make golden           accept what the reports print now'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
+	@echo 'make check-trap       each trapped TLB miss against QEMU'"'"'s own walks; SIZE=small|full'
 	@echo 'make check-hugepages  what larger pages save, predicted and measured'
 	@echo 'make kernel-exercise  all that changes page tables, untraced and traced; WORDS=…'
 	@echo 'make kernel-reclaim   major faults of a traced process under memory pressure'
@@ -186,12 +187,17 @@ SIZE ?= full
 check-exact: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.suites.check_exact --size $(SIZE)
 
+# Each trapped miss is a walk of QEMU's own TLB, and each walk a record; SIZE=small
+check-trap: setup packages-kernel
+	@$(PYTHON) -m ptat_testbed.suites.check_trap $(if $(filter small,$(SIZE)),--small)
+
 check-hugepages: setup
 	@$(PYTHON) -m ptat_testbed.suites.check_hugepages
 
 bench: setup .venv/gateware-ready
 	$(PYTHON) studies/bench_pages.py
 	$(PYTHON) -m ptat_testbed.suites.bench
+	$(PYTHON) -m ptat_testbed.suites.bench_traps
 	$(PYTHON) gateware/bench_pcie.py
 	$(PYTHON) -m ptat_testbed.suites.sim_snoop --requests 10000000
 	$(PYTHON) -m ptat_testbed.suites.bench_boards

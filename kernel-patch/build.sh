@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 #
 # Builds a kernel with the series, or finds it in the cache, and prints the
-# directory that holds bzImage, System.map, config, and ptat_test, the kernel's
-# own test of PTAT as a static program.  All else goes to stderr.
+# directory that holds bzImage, System.map, config, and the kernel's own tests of
+# PTAT as static programs, ptat_test and ptat_trap_test.  All else goes to stderr.
 #
 #   build.sh [OPTION]...
 #     --key            print the directory it would be, and build nothing
@@ -148,8 +148,11 @@ if ! run_make -j"$(nproc)" bzImage 2>&1 | progress; then
     die "the build failed"
 fi
 
-selftest=$work/src/tools/testing/selftests/mm/ptat_test.c
-[ ! -f "$selftest" ] || ${CC:-gcc} -O2 -static -pthread -o "$work/out/ptat_test" "$selftest" >&2
+for selftest in "$work"/src/tools/testing/selftests/mm/ptat_*test.c; do
+    [ -f "$selftest" ] || continue
+    program=${selftest##*/}
+    ${CC:-gcc} -O2 -static -pthread -o "$work/out/${program%.c}" "$selftest" >&2
+done
 cp "$work/obj/arch/x86/boot/bzImage" "$work/obj/System.map" "$work/out"
 cp "$work/obj/.config" "$work/out/config"
 mv -T "$work/out" "$out"

@@ -42,7 +42,7 @@ browser) packages+=(chromium) ;;
 # tracing programs for the study of page sizes, what is traced, and file systems
 studies) packages+=(valgrind zstd freecell-solver-bin vim graphicsmagick poppler-utils vorbis-tools e2fsprogs xfsprogs fio) ;;
 # coccinelle finds stores to page tables; the libraries are the kernel's mm selftests'
-kernel) packages+=(coccinelle debhelper e2fsprogs rsync stress-ng libcap-dev libnuma-dev liburing-dev) ;;
+kernel) packages+=(coccinelle debhelper e2fsprogs rsync stress-ng redis-server libcap-dev libnuma-dev liburing-dev) ;;
 docs) packages+=(mandoc) ;;
 *) die "there is no group '$1' of packages; usage: setup/packages.sh [gateware|firmware|browser|docs|kernel|studies]" ;;
 esac

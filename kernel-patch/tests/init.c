@@ -2,7 +2,7 @@
 /*
  * PID 1 of the kernel's boot tests: shows what PTAT made of its boot parameter and, if the
  * kernel's command line has a program and its arguments behind "--", runs that on a machine with
- * some swap space.
+ * some swap space. Where TLB misses trap, somebody takes the records meanwhile.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -16,6 +16,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "traps.h"
+
+#define TRAPS_TEST  "/ptat_trap_test" /* takes them itself */
 #define SWAP_DEVICE "/dev/zram0"
 #define SWAP_BYTES  "64M"
 #define SWAP_PAGES  (64 << 8)
@@ -104,6 +107,11 @@ static void add_swap(void)
 		complain("swapon");
 }
 
+static void traps_broken(const char *file)
+{
+	complain(file);
+}
+
 static void run(char **argv)
 {
 	int status = 0;
@@ -137,6 +145,9 @@ int main(int argc, char **argv)
 		argv++;
 	if (*argv) {
 		add_swap();
+		if (!access("/dev/ptat", F_OK) && strcmp(*argv, TRAPS_TEST) &&
+		    !traps_begin(-1, traps_broken))
+			complain("traps");
 		run(argv);
 	}
 	show("/proc/iomem");

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import stat
 import subprocess
 import threading
 import warnings
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ptat_testbed.guest import build, initramfs
+from ptat_testbed.guest import build, plain
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -32,21 +31,12 @@ Boot = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An initramfs with the init of these tests and the kernel's selftest."""
+    """An initramfs with the init of these tests and the kernel's selftests."""
     directory = tmp_path_factory.mktemp("initramfs")
-    init = directory / "init"
-    flags = ["-O2", "-static", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run(["gcc", *flags, "-o", init, HERE / "init.c"], check=True)
-    selftest = build.kernel().directory / "ptat_test"
-    path = directory / "initramfs.cpio"
-    path.write_bytes(
-        initramfs.entry("dev", stat.S_IFDIR | 0o755)
-        + initramfs.entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
-        + initramfs.entry("init", stat.S_IFREG | 0o755, init.read_bytes())
-        + initramfs.entry("ptat_test", stat.S_IFREG | 0o755, selftest.read_bytes())
-        + initramfs.entry(initramfs.TRAILER, 0)
-    )
-    return path
+    kernel = build.kernel().directory
+    programs = {name: (kernel / name).read_bytes() for name in ("ptat_test", "ptat_trap_test")}
+    programs["init"] = plain.test_init(directory)
+    return plain.archive(directory / "initramfs.cpio", programs)
 
 
 def lost_timer(console: str) -> bool:
@@ -181,6 +171,35 @@ def test_selftest_in_a_bar(boot: Boot) -> None:
     assert_traces(console, BAR, 8 * MIB)
     # The claim nests below the device's.
     assert re.search(rf"^( +){BAR:x}-\w+ : 0000:.*\n\1  {BAR:x}-\w+ : ptat$", console, re.M)
+
+
+@pytest.mark.guest
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_misses_that_trap(boot: Boot, cpus: int) -> None:
+    console = boot("ptat=32M,trap -- /ptat_trap_test", cpus=cpus)
+    assert re.search(r"^# Totals: pass:\d+ fail:0 xfail:0 xpass:0 skip:0 error:0$", console, re.M)
+    assert "/ptat_trap_test: exit status 0" in console
+    # Nobody takes records any more.
+    assert numbers(console)["detached"] == 1
+    assert re.search(r"misses trap$", console, re.M)
+
+
+@pytest.mark.guest
+def test_selftest_where_misses_trap(boot: Boot) -> None:
+    console = boot("ptat=8M,trap -- /ptat_test", cpus=2)
+    assert "/ptat_test: exit status 0" in console
+    shown = numbers(console)
+    assert shown["used"] == 0
+    assert shown["allocs"] == shown["frees"] > 0
+    assert shown["mismatches"] == 0
+
+
+@pytest.mark.guest
+def test_traps_need_one_tlb_for_user_and_kernel(boot: Boot) -> None:
+    console = boot("ptat=8M,trap pti=on")
+    assert "ptat: user space has TLB entries of its own here, boot with pti=off" in console
+    assert "ptat: can't start (-95), tracing is off" in console
+    assert "== /sys/kernel/mm/ptat" not in console
 
 
 DETACHED = "its page tables are in memory again, tracing is off"

@@ -18,6 +18,7 @@
  *	readback what is written to /sys/kernel/mm/ptat/readback; else the kernel's choice stays
  *	event    a tracepoint of the system ptat to enable
  *	buffer   ring buffer of each CPU in KiB
+ *	traps    if it is there: TLB misses trap; write their records to kernel/trapN.raw
  *	maps     record what the command maps to kernel/maps.jsonl; the value is
  *	         the socket of libptat-heap.so, empty if it is not used
  *	hostname
@@ -67,6 +68,7 @@
 #include <unistd.h>
 
 #include "maps.h"
+#include "traps.h"
 
 #define TRACING		"/sys/kernel/tracing"
 #define PTAT		"/sys/kernel/mm/ptat"
@@ -82,7 +84,7 @@
 
 struct config {
 	char **argv, **envp, **rlimits, **events;
-	const char *cwd, *self, *levels, *readback, *buffer, *maps, *hostname;
+	const char *cwd, *self, *levels, *readback, *buffer, *traps, *maps, *hostname;
 };
 
 struct relay {
@@ -133,6 +135,14 @@ static void tell(const char *format, ...)
 	line[n++] = '\n';
 	pthread_mutex_lock(&control_lock);
 	write_all(control, line, n);
+	pthread_mutex_unlock(&control_lock);
+}
+
+static void tell_text(const char *name, const char *text, size_t size)
+{
+	pthread_mutex_lock(&control_lock);
+	dprintf(control, "text %s %zu\n", name, size);
+	write_all(control, text, size);
 	pthread_mutex_unlock(&control_lock);
 }
 
@@ -322,6 +332,8 @@ static void parse_config(struct config *config, char *data)
 			config->readback = value;
 		else if (IS("buffer"))
 			config->buffer = value;
+		else if (IS("traps"))
+			config->traps = value;
 		else if (IS("maps"))
 			config->maps = value;
 		else if (IS("hostname"))
@@ -570,6 +582,36 @@ static pthread_t start_maps(const char *socket)
 	return thread;
 }
 
+/* ---- TLB misses that trap ---- */
+
+static void traps_broken(const char *file)
+{
+	tell("log-failed kernel/%s: %s", file, strerror(errno));
+	eventfd_write(log_broken, 1);
+}
+
+static struct traps *start_traps(void)
+{
+	struct traps *traps = traps_begin(log_dir, traps_broken);
+
+	if (!traps)
+		fail_errno("record traps");
+	return traps;
+}
+
+/* All records are written; tell how many there are. */
+static void end_traps(struct traps *traps)
+{
+	size_t length;
+	char *text = NULL;
+	FILE *lines = must(open_memstream(&text, &length));
+
+	traps_drain(traps, lines);
+	fclose(lines);
+	tell_text("traps", text, length);
+	free(text);
+}
+
 /* ---- The command ---- */
 
 static void *relay_out(void *argument)
@@ -744,10 +786,7 @@ static void tell_file(const char *name, const char *path)
 
 	if (!data)
 		fail_errno("read %s", path);
-	pthread_mutex_lock(&control_lock);
-	dprintf(control, "text %s %zu\n", name, size);
-	write_all(control, data, size);
-	pthread_mutex_unlock(&control_lock);
+	tell_text(name, data, size);
 	free(data);
 }
 
@@ -773,10 +812,7 @@ static void tell_directory(const char *name, const char *path)
 	}
 	closedir(directory);
 	fclose(lines);
-	pthread_mutex_lock(&control_lock);
-	dprintf(control, "text %s %zu\n", name, length);
-	write_all(control, text, length);
-	pthread_mutex_unlock(&control_lock);
+	tell_text(name, text, length);
 	free(text);
 }
 
@@ -842,6 +878,7 @@ static void tell_tsc_hz(bool refined)
 int main(void)
 {
 	pthread_t alive, maps = 0;
+	struct traps *traps = NULL;
 	struct relay in, out, err;
 	struct logger *loggers;
 	struct config config = { 0 };
@@ -872,6 +909,8 @@ int main(void)
 		fail("the guest's kernel has no " PTAT
 		     ": it lacks the ptat patch, or refused its region");
 	must_put(PTAT "/levels", config.levels);
+	if (config.traps)
+		traps = start_traps();
 	if (config.readback)
 		must_put(PTAT "/readback", config.readback);
 	setup_tracing(&config);
@@ -913,6 +952,8 @@ int main(void)
 	wait_go();
 
 	end_loggers(loggers, cpus);
+	if (traps)
+		end_traps(traps);
 	if (config.maps)
 		pthread_join(maps, NULL);
 	pthread_join(out.thread, NULL);
@@ -925,6 +966,8 @@ int main(void)
 	/* Where the kernel has given up the region, there is nothing to compare. */
 	if (!ptat_number(PTAT "/stat/detached"))
 		tell_file("check", "/sys/kernel/debug/ptat/check");
+	if (traps)
+		traps_end(traps);
 	tell("done");
 	wait_for_end();
 }

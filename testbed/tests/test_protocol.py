@@ -16,7 +16,7 @@ import pytest
 
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_testbed.guest import session
-from ptat_testbed.guest.session import Guest, Outcome
+from ptat_testbed.guest.session import Guest, Outcome, configuration
 
 REQUEST = RecordRequest(
     ["echo", "a b", "\udcff"],
@@ -90,7 +90,10 @@ def run(play: Callable[[FakeInit], None], calls: list[str] | None = None) -> Out
     seen = calls if calls is not None else []
     with machine(play) as fake:
         return Guest(
-            fake, REQUEST, 4096, lambda _: seen.append("on"), lambda: seen.append("off")
+            fake,
+            configuration(REQUEST, 4096),
+            lambda _: seen.append("on"),
+            lambda: seen.append("off"),
         ).run()
 
 
@@ -255,7 +258,7 @@ def test_guest_that_lives_but_does_not_get_ready(monkeypatch: pytest.MonkeyPatch
     with machine(play) as fake:
         try:
             with pytest.raises(BoardError, match="does not get ready to record"):
-                Guest(fake, REQUEST, 4096, lambda _: None, lambda: None).run()
+                Guest(fake, configuration(REQUEST, 4096), lambda _: None, lambda: None).run()
         finally:
             done.set()
 

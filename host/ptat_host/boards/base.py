@@ -89,7 +89,8 @@ class RecordResult:
     interrupted: bool = False
     """The user stopped it."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The keys `board` (without `name`), `region`, `kernel` and `cpu` of session.json."""
+    """The keys `board` (without `name`), `region`, `kernel` and `cpu` of session.json, and `traps`
+    where misses trap."""
     lost: str | None = None
     """What is known to have been lost on the way from the bus to the file."""
 

@@ -63,6 +63,8 @@ class Description:
         """Take over the keys of `RecordResult.metadata`."""
         for key in ("board", "region", "kernel", "cpu"):
             self.content[key].update(metadata.get(key, {}))
+        if "traps" in metadata:
+            self.content["traps"] = metadata["traps"]
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Write down what is known when the capture begins."""

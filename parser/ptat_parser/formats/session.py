@@ -98,6 +98,18 @@ class Kernel(msgspec.Struct, frozen=True):
     warnings: list[str] = []
 
 
+class TrapRing(msgspec.Struct, frozen=True):
+    """The records of trapped TLB misses of one CPU; see `formats.traps`."""
+
+    cpu: int
+    file: str
+    records: int
+    lost: int = 0
+    """Records that found no room."""
+    waits: int = 0
+    """How often a thread waited for room."""
+
+
 class FileSum(msgspec.Struct, frozen=True):
     """Size and CRC-32 of a file of the session."""
 
@@ -115,6 +127,7 @@ class _Description(msgspec.Struct, frozen=True):
     created_utc: str = ""
     cpu: dict[str, Any] = {}
     options: dict[str, Any] = {}
+    traps: list[TrapRing] = []
     files: dict[str, FileSum] = {}
     crc32: int | None = None
 
@@ -165,6 +178,8 @@ class Session:
     created_utc: str
     cpu: dict[str, Any]
     options: dict[str, Any]
+    traps: list[TrapRing]
+    """Where TLB misses trapped, there is no bus."""
     files: dict[str, FileSum]
 
     def __init__(self, path: Path) -> None:
@@ -179,6 +194,7 @@ class Session:
         self.created_utc = description.created_utc
         self.cpu = description.cpu
         self.options = description.options
+        self.traps = description.traps
         self.files = description.files
         self._check()
 
@@ -249,13 +265,17 @@ class Session:
         end = region.base + region.size_bytes
         marker_bytes = region.marker_slots * region.marker_stride_bytes
         return [
-            (not channels, "no capture channel"),
+            (not channels and not self.traps, "neither a capture channel nor records of traps"),
+            (
+                bool(channels and self.traps),
+                "capture channels and records of traps in one session",
+            ),
             (
                 len({channel.index for channel in channels}) != len(channels),
                 "several capture channels have one number",
             ),
             (
-                len({channel.tick_hz for channel in channels}) != 1,
+                len({channel.tick_hz for channel in channels}) > 1,
                 "the capture channels' clocks differ",
             ),
             (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # parsing does without, and starts the sooner
 I64 = npt.NDArray[np.int64]
 
 
-_PAGES = {
+PAGE_COLUMNS = {
     "page": np.uint32,
     "mm": np.uint64,
     "tgid": np.int32,
@@ -71,7 +71,8 @@ def write_pages(pages: Pages, mms: list[Mm], path: Path) -> None:
     """Write ``pages.parquet``."""
     comms = [mm.comm for mm in mms] or [""]
     columns = [
-        Text(name, comms) if dtype is str else Column(name, dtype) for name, dtype in _PAGES.items()
+        Text(name, comms) if dtype is str else Column(name, dtype)
+        for name, dtype in PAGE_COLUMNS.items()
     ]
     with path.open("wb") as file, Writer(file, columns) as writer:
         writer.write(*pages.values())

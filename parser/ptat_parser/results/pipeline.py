@@ -35,7 +35,7 @@ from ptat_parser.replay import cluster, segments
 from ptat_parser.replay import workers as replay_workers
 from ptat_parser.replay.replayer import Order, Replayer
 from ptat_parser.replay.state import Segment
-from ptat_parser.results import gaps
+from ptat_parser.results import gaps, trapped
 from ptat_parser.results.pages import pages_of, write_pages
 from ptat_parser.results.reader import Results
 from ptat_parser.results.summary import FORMAT, VERSION, summary_of
@@ -114,6 +114,8 @@ def _parse_into(
     threads: contextlib.ExitStack,
 ) -> dict[str, Any]:
     session.check_files()
+    if session.traps:
+        return trapped.parse_into(directory, session, progress)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     if workers > 1 and isinstance(reader, BusReader) and storage.is_remote(reader.path):

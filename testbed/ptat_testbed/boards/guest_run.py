@@ -112,17 +112,39 @@ def check_built(name: str, script: Path, file: str) -> Check:
     return Check(name, None, "not built yet", "the first recording builds it")
 
 
+def rings(text: str) -> list[dict[str, Any]]:
+    """`traps` of session.json: what the kernel's rings of records had; see guest/traps.h."""
+    names = ("cpu", "records", "lost", "waits")
+    found = []
+    for line in text.splitlines():
+        ring: dict[str, Any] = dict(zip(names, map(int, line.split()[1:]), strict=True))
+        ring["file"] = f"kernel/trap{ring['cpu']}.raw"
+        found.append(ring)
+    return found
+
+
 class Recording:
     """One recording in the guest, from boot to metadata."""
 
-    def __init__(self, request: RecordRequest, kernel: build.Kernel | None = None) -> None:
+    def __init__(
+        self,
+        request: RecordRequest,
+        kernel: build.Kernel | None = None,
+        *,
+        traps: bool = False,
+        traced: bool = True,
+    ) -> None:
         """Parse the options and find, or build, what the guest consists of.
 
         :param kernel: another than the usual one.
+        :param traps: TLB misses trap.
+        :param traced: whether the command is. If not, it can use the kernel's PTAT itself.
 
         :raises BoardError: the options make no sense, or something cannot be built.
         """
         self.settings = Settings.of(request)
+        self._traps = traps
+        self._traced = traced
         self.kernel = kernel or build.kernel()
         # Our workloads are found by name, and before others of that name.
         path = f"{build.workloads()}:{request.env.get('PATH', DEFAULT_PATH)}"
@@ -140,13 +162,17 @@ class Recording:
 
     def machine_config(
         self,
-        region_base: int = 0,
+        region_base: int | None = 0,
         plugin: str | None = None,
         extra: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
     ) -> qemu.MachineConfig:
-        """The machine, with the region at physical address `region_base`."""
-        region = f"ptat={self.settings.region_bytes:#x}@{region_base:#x}"
+        """The machine, with the region at physical address `region_base`, or where there is RAM."""
+        region = f"ptat={self.settings.region_bytes:#x}"
+        if region_base is not None:
+            region += f"@{region_base:#x}"
+        if self._traps:
+            region += ",trap"
         return qemu.MachineConfig(
             memory_bytes=self.settings.memory_bytes,
             cpus=self.settings.cpus,
@@ -194,12 +220,7 @@ class Recording:
             complete=outcome.failure is None,
             reason=outcome.failure,
             interrupted=outcome.interrupted,
-            metadata={
-                "region": self._region_metadata(outcome),
-                "kernel": self._kernel_metadata(outcome),
-            }
-            if outcome.started
-            else {},
+            metadata=self._metadata(outcome) if outcome.started and self._traced else {},
         )
 
     def _run(
@@ -221,8 +242,12 @@ class Recording:
         with qemu.Machine(config) as machine:
             outcome = session.Guest(
                 machine,
-                self.request,
-                self.settings.buffer_kib,
+                session.configuration(
+                    self.request,
+                    self.settings.buffer_kib,
+                    traps=self._traps and self._traced,
+                    traced=self._traced,
+                ),
                 begin,
                 lambda: on_stop(machine),
             ).run()
@@ -246,6 +271,16 @@ class Recording:
         if complaint := kernel_messages.ours(lines):
             return f"{reason} ({complaint})"
         return reason
+
+    def _metadata(self, outcome: session.Outcome) -> dict[str, Any]:
+        """What session.json has of the guest's kernel."""
+        metadata: dict[str, Any] = {
+            "region": self._region_metadata(outcome),
+            "kernel": self._kernel_metadata(outcome),
+        }
+        if self._traps:
+            metadata["traps"] = rings(outcome.texts.get("traps", ""))
+        return metadata
 
     def _region_metadata(self, outcome: session.Outcome) -> dict[str, Any]:
         """`region` of session.json: what the kernel says, not what we asked it for."""

@@ -26,6 +26,7 @@ PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
 INIT_SOURCES = (
     INIT_SOURCE,
+    *(INIT_SOURCE.with_name(name) for name in ("traps.c", "traps.h")),
     *(recorder_programs.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")),
 )
 WORKLOADS = SOURCES / "host" / "workloads"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ptat_host.boards.base import BoardError
 from ptat_testbed.guest import initramfs, qemu
-from ptat_testbed.guest.build import INIT_FLAGS
+from ptat_testbed.guest.build import INIT_FLAGS, SOURCES
 
 MACHINE = ("-M", "q35,max-ram-below-4g=2G", "-nodefaults", "-display", "none", "-no-reboot")
 
@@ -27,6 +27,16 @@ def compiled(program: Path, source: Path, *flags: str) -> bytes:
             f"gcc cannot compile {source}: {done.stderr.strip()}", "install Debian's libc6-dev"
         )
     return program.read_bytes()
+
+
+def test_init(directory: Path) -> bytes:
+    """The init of tests that boot a kernel: see kernel-patch/tests/init.c.
+
+    :raises BoardError: it cannot be compiled.
+    """
+    guest = SOURCES / "testbed" / "guest"
+    source = SOURCES / "kernel-patch" / "tests" / "init.c"
+    return compiled(directory / "init", source, f"-I{guest}", str(guest / "traps.c"))
 
 
 def archive(path: Path, programs: Mapping[str, bytes]) -> Path:

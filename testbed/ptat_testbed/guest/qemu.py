@@ -32,6 +32,7 @@ CPU = f"max,la57=off,phys-bits={PHYSICAL_ADDRESS_BITS}"
 # Devices that the guest would only lose time with.
 LEAN = ",i8042=off,sata=off,smbus=off,vmport=off"
 PLUGIN_SAYS = "ptat plugin: "
+HUGE_PAGE_BYTES = 2 << 20
 QMP_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 120.0
 """For QEMU to write out what its plugin still holds."""
@@ -92,6 +93,10 @@ class MachineConfig:
     extra: Sequence[str] = ()
     """More arguments."""
     pass_fds: Sequence[int] = ()
+    kvm: bool = False
+    """The guest runs on this machine's CPU, each of its CPUs on one of ours; without a plugin."""
+    hugetlb: bool = False
+    """The guest's memory is in 2 MiB pages that this machine has set aside."""
 
 
 def arguments(
@@ -100,13 +105,17 @@ def arguments(
     """QEMU's arguments, without the program."""
     args = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     args += ["-machine", f"q35,max-ram-below-4g={LOWMEM_MAX_BYTES},memory-backend=ram{LEAN}"]
-    args += ["-accel", "tcg,thread=multi"]
-    args += ["-cpu", CPU]
+    args += ["-accel", "kvm" if config.kvm else "tcg,thread=multi"]
+    args += ["-cpu", "host,migratable=off" if config.kvm else CPU]
     args += ["-smp", str(config.cpus), "-m", f"{config.memory_bytes // 1024}K"]
-    args += [
-        "-object",
-        f"memory-backend-file,id=ram,size={config.memory_bytes},mem-path={ram_path},share=on",
-    ]
+    if config.kvm and not config.hugetlb:
+        # Anonymous memory, for which QEMU asks for transparent huge pages.
+        args += ["-object", f"memory-backend-ram,id=ram,size={config.memory_bytes}"]
+    else:
+        args += [
+            "-object",
+            f"memory-backend-file,id=ram,size={config.memory_bytes},mem-path={ram_path},share=on",
+        ]
     args += ["-chardev", f"socket,id=qmp,fd={qmp_fd}", "-mon", "chardev=qmp,mode=control"]
     if config.kernel:
         args += ["-kernel", str(config.kernel), "-append", " ".join(config.append)]
@@ -193,7 +202,8 @@ class Machine(contextlib.AbstractContextManager["Machine"]):
                 kept.enter_context(ours)
                 given.enter_context(theirs)
             fds = [theirs.fileno() for _, theirs in pairs]
-            ram = os.memfd_create("ptat-guest-ram", os.MFD_CLOEXEC)
+            flags = os.MFD_HUGETLB | os.MFD_HUGE_2MB if config.hugetlb else 0
+            ram = os.memfd_create("ptat-guest-ram", os.MFD_CLOEXEC | flags)
             given.callback(os.close, ram)
             os.ftruncate(ram, config.memory_bytes)
             self._output = kept.enter_context(tempfile.TemporaryFile())
@@ -214,6 +224,17 @@ class Machine(contextlib.AbstractContextManager["Machine"]):
     def __exit__(self, *_: object) -> None:
         self.stop()
         self._resources.close()
+
+    def pin(self, cpus: Sequence[int]) -> None:
+        """Let each CPU of the guest run on one of ours.
+
+        :param cpus: as many as the guest has, or more.
+        :raises QmpError: QEMU does not tell its threads.
+        """
+        guests = self.qmp.execute("query-cpus-fast")
+        assert isinstance(guests, list)
+        for guest, cpu in zip(guests, cpus, strict=False):
+            os.sched_setaffinity(guest["thread-id"], {cpu})
 
     def stop(self) -> None:
         """End QEMU, letting it write out what it holds; by force if it does not."""

@@ -67,22 +67,32 @@ class Outcome:
     values: dict[str, str] = field(default_factory=dict)
     """`release`, `cpus`, `tsc_hz`."""
     texts: dict[str, str] = field(default_factory=dict)
-    """Files of the guest's kernel: `region`, `stat`, `check`."""
+    """Files of the guest's kernel: `region`, `stat`, `check`; and `traps`, see guest/traps.h."""
 
 
-def configuration(request: RecordRequest, buffer_kib: int) -> bytes:
-    """The first message to the guest's init; `buffer_kib` is the ring buffer of each CPU."""
+def configuration(
+    request: RecordRequest, buffer_kib: int, *, traps: bool = False, traced: bool = True
+) -> bytes:
+    """The first message to the guest's init.
+
+    :param buffer_kib: ring buffer of each CPU.
+    :param traps: TLB misses trap, and their records are to be written.
+    :param traced: whether the command is.
+    """
     settings = [("arg", arg) for arg in request.argv]
     settings += [("env", f"{name}={value}") for name, value in request.env.items()]
     settings += [("cwd", str(request.cwd))]
     for limit in _RLIMITS:
         soft, hard = (value & (2**64 - 1) for value in resource.getrlimit(limit))
         settings.append(("rlimit", f"{limit} {soft} {hard}"))
-    settings.append(("self", "2" if request.children else "1"))
+    mode = "2" if request.children else "1"
+    settings.append(("self", mode if traced else "0"))
     settings.append(("levels", request.levels))
     if request.readback:
         settings.append(("readback", "on"))
     settings += [("event", name) for name in events_of(request)]
+    if traps:
+        settings.append(("traps", ""))
     if request.maps:
         settings.append(("maps", "" if request.heap_bytes is None else HEAP_SOCKET))
     settings += [("buffer", str(buffer_kib)), ("hostname", HOSTNAME)]
@@ -189,17 +199,17 @@ class Guest:
     def __init__(
         self,
         machine: Machine,
-        request: RecordRequest,
-        buffer_kib: int,
+        settings: bytes,
         on_start: Callable[[Outcome], None],
         on_stop: Callable[[], None],
     ) -> None:
         """`on_start` and `on_stop` are called right before and after the recorded time.
 
-        `on_start` gets what the guest has told by then.
+        :param settings: a `configuration`.
+        :param on_start: gets what the guest has told by then.
         """
         self._machine = machine
-        self._configuration = configuration(request, buffer_kib)
+        self._configuration = settings
         self._on_start = on_start
         self._on_stop = on_stop
         self._control = machine.ports["control"]

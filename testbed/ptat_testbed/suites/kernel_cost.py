@@ -9,14 +9,15 @@ Another amount of memory moves all that the kernel allocates; how far the counts
 spread.
 
 Compared are the unpatched kernel and the patched one, of the same source and configuration, in
-five ways: unpatched; with CONFIG_PTAT but without ``ptat=`` (off); with ``ptat=`` while no process
-was traced yet (idle); for a process that is not traced, beside one that is (untraced); and for one
-that is traced. An uncached store counts as one instruction, as does any.
+six ways: unpatched; with CONFIG_PTAT but without ``ptat=`` (off); with ``ptat=`` while no process
+was traced yet (idle); for a process that is not traced, beside one that is (untraced); for one
+that is traced; and untraced where TLB misses of others would trap (trap). An uncached store counts
+as one instruction, as does any.
 
-Ends with one JSON line: ``{"off_percent", "idle_percent", "untraced_percent", "traced",
-"unpatched", "spread_percent", "repeatable"}``. The first three are what an operation takes more
-than on the unpatched kernel, in percent; `traced` and `unpatched` are instructions. Exit status 1
-if a machine does not repeat its counts.
+Ends with one JSON line: ``{"off_percent", "idle_percent", "untraced_percent", "trap_percent",
+"traced", "unpatched", "spread_percent", "repeatable"}``. The first four are what an operation takes
+more than on the unpatched kernel, in percent; `traced` and `unpatched` are instructions. Exit
+status 1 if a machine does not repeat its counts.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def ways() -> tuple[Way, ...]:
         Way("idle", patched, REGION),
         Way("untraced", patched, f"{REGION} beside"),
         Way("traced", patched, f"{REGION} traced"),
+        Way("trap", patched, f"{REGION},trap"),
     )
 
 
@@ -157,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "off_percent": above["off"],
         "idle_percent": above["idle"],
         "untraced_percent": above["untraced"],
+        "trap_percent": above["trap"],
         "traced": {name: round(count) for name, count in mean["traced"].items()},
         "unpatched": {name: round(count) for name, count in mean["unpatched"].items()},
         "spread_percent": spread,

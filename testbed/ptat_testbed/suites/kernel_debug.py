@@ -34,9 +34,11 @@ from ptat_testbed.boards import guest_run
 from ptat_testbed.guest import build, layout, plain
 from ptat_testbed.guest.steps import progress
 
-INIT = build.KERNEL_SCRIPT.parent / "tests" / "init.c"
+RACE = build.KERNEL_SCRIPT.parent / "tests" / "kcsan-race.patch"
 PROVOKE = build.SOURCES / "testbed" / "guest" / "provoke.c"
-PARAMETERS = "ptat=8M@256M kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
+BUS = "ptat=8M@256M"
+TRAP = "ptat=8M,trap"
+PARAMETERS = "kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
 GUPS = ("gups", "--bytes", "4M", "--updates", "20K")
 DETACHING = "/ptat_test -r -d /sys/kernel/mm/ptat/detach"
 """Reads back before each flush, until a region that is in use is given up."""
@@ -92,7 +94,7 @@ KERNELS = {
         at_work={"KCSAN": "kcsan: selftest: 3/3 tests passed"},
         provoked={"PTAT_DATA_RACE": "BUG: KCSAN: data-race in ptat_pool_"},
         cpus=2,
-        beside=INIT.with_name("kcsan-race.patch"),
+        beside=RACE,
     ),
 }
 
@@ -102,8 +104,9 @@ def reports(console: str) -> list[str]:
     return REPORT.findall(console)
 
 
-def _recorded(kernel: build.Kernel, session: Path) -> tuple[bool, str]:
+def _recorded(kernel: build.Kernel, session: Path, *, traps: bool) -> tuple[bool, str]:
     """Record gups on this kernel: whether it was complete, and what the kernel wrote."""
+    session.mkdir()
     request = RecordRequest(
         argv=list(GUPS),
         session_dir=session,
@@ -114,9 +117,9 @@ def _recorded(kernel: build.Kernel, session: Path) -> tuple[bool, str]:
         region_bytes=REGION_BYTES,
         options={"cpus": "2"},
     )
-    recording = guest_run.Recording(request, kernel)
+    recording = guest_run.Recording(request, kernel, traps=traps)
     settings = recording.settings
-    base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
+    base = None if traps else layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
     result = recording.record(recording.machine_config(base))
     return result.complete and not result.exit_status, (session / "console.log").read_text()
 
@@ -128,18 +131,20 @@ def _checked(name: str, checked: Checked, directory: Path) -> dict[str, Any]:
     """
     kernel = build.kernel_variant(checked.config, beside=checked.beside)
     programs = {
-        "init": plain.compiled(directory / "init", INIT),
-        "ptat_test": (kernel.directory / "ptat_test").read_bytes(),
+        "init": plain.test_init(directory),
+        **{
+            name: (kernel.directory / name).read_bytes() for name in ("ptat_test", "ptat_trap_test")
+        },
         "provoke": plain.compiled(directory / "provoke", PROVOKE),
     }
     initrd = plain.archive(directory / "initramfs.cpio", programs)
 
-    def boot(run: str, command: str, cpus: int) -> str:
+    def boot(run: str, command: str, cpus: int, region: str = BUS) -> str:
         with progress(f"checking the kernel ({name}): {run}"):
             console = plain.boot(
                 kernel.image,
                 initrd,
-                f"{PARAMETERS} {checked.parameters} -- {command}",
+                f"{region} {PARAMETERS} {checked.parameters} -- {command}",
                 cpus=cpus,
                 timeout_s=TIMEOUT_S,
             )
@@ -159,12 +164,18 @@ def _checked(name: str, checked: Checked, directory: Path) -> dict[str, Any]:
             re.search(r"\bok \d+ ptat$", console, re.M)
         )
         found += reports(console)
-    console = boot("detaching", DETACHING, 2)
-    runs["detaching"] = "/ptat_test: exit status 0" in console
-    found += reports(console)
-    with progress(f"checking the kernel ({name}): recording gups"):
-        runs["gups"], console = _recorded(kernel, directory / "session")
-    found += reports(console)
+    for run, command, region in (
+        ("detaching", DETACHING, BUS),
+        ("trap-selftest", "/ptat_test", TRAP),
+        ("trap", "/ptat_trap_test", TRAP),
+    ):
+        console = boot(run, command, 2, region)
+        runs[run] = f"{command.split()[0]}: exit status 0" in console
+        found += reports(console)
+    for run, traps in (("gups", False), ("trap-gups", True)):
+        with progress(f"checking the kernel ({name}): recording {run}"):
+            runs[run], console = _recorded(kernel, directory / run, traps=traps)
+        found += reports(console)
     seen = reports(boot("provoke", f"/provoke {' '.join(checked.provoked)}", checked.cpus))
     return {
         "runs": runs,

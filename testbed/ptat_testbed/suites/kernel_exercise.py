@@ -37,7 +37,7 @@ CONFIG = build.KERNEL_CONFIGS / "exercise.config"
 REGION = "ptat=8M@256M"
 """Small enough to be full at times."""
 PARAMETERS = (
-    f"{REGION} loglevel=5 no_timer_check secretmem.enable=1 hugepagesz=1G hugepages=2"
+    "loglevel=5 no_timer_check secretmem.enable=1 hugepagesz=1G hugepages=2"
     " rcupdate.rcu_cpu_stall_timeout=300"
 )
 DISK_MIB = 24
@@ -64,6 +64,7 @@ class Machine:
     cpu: str = "max,la57=off"
     parameters: str = ""
     nodes: int = 1
+    region: str = REGION
     memory_mib: int = 6144
 
     def options(self) -> list[str]:
@@ -79,6 +80,7 @@ class Machine:
 MACHINES = (
     Machine("two-nodes", nodes=2),
     Machine("five-levels-pti", cpu="max,la57=on", parameters="pti=on"),
+    Machine("trap", region="ptat=8M,trap"),
 )
 RECLAIM_MACHINE = Machine("one-node")
 
@@ -160,7 +162,7 @@ def _boot(kernel: build.Kernel, initrd: Path, machine: Machine, arguments: str) 
         return plain.boot(
             kernel.image,
             initrd,
-            f"{PARAMETERS} {machine.parameters} -- /exercise {arguments}",
+            f"{machine.region} {PARAMETERS} {machine.parameters} -- /exercise {arguments}",
             cpus=2,
             memory_mib=machine.memory_mib,
             options=machine.options(),
@@ -186,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="ptat-exercise.") as temporary:
             directory = Path(temporary)
             members = {
-                "init": plain.compiled(directory / "init", TESTS / "init.c"),
+                "init": plain.test_init(directory),
                 "exercise": program(directory).read_bytes(),
                 "disk.img": _disk(directory),
             }

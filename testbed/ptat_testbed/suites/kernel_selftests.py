@@ -286,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--all", action="store_true", help="also the categories that take minutes")
+    parser.add_argument("--trap", action="store_true", help="where TLB misses trap")
     parser.add_argument("--stress", type=int, default=60, metavar="SECONDS", help="default: 60")
     parser.add_argument("categories", nargs="*", help="of run_vmtests.sh, instead")
     arguments = parser.parse_args(argv)
@@ -293,13 +294,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.inside:
         return inside(Asked(arguments.inside, categories, arguments.stress))
     try:
-        return _outside(categories, arguments.stress)
+        return _outside(categories, arguments.stress, traps=arguments.trap)
     except BoardError as error:
         print(f"kernel-selftests: {error}", file=sys.stderr)
         return 2
 
 
-def _outside(categories: list[str], stress_s: int) -> int:
+def _outside(categories: list[str], stress_s: int, *, traps: bool) -> int:
     tests = selftests()
     kernel = build.kernel_variant(CONFIG)
     with tempfile.TemporaryDirectory(prefix="ptat-selftests.") as temporary:
@@ -322,9 +323,10 @@ def _outside(categories: list[str], stress_s: int) -> int:
                 options={"cpus": "2", "memory": "4G"},
             ),
             kernel,
+            traps=traps,
         )
         settings = recording.settings
-        base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
+        base = None if traps else layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
         with _stdout_to(output):
             result = recording.record(recording.machine_config(base))
         if not result.complete or result.exit_status:

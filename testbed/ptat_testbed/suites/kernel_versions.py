@@ -24,7 +24,7 @@ from pathlib import Path
 from ptat_host.boards.base import BoardError
 from ptat_testbed.guest import build, plain
 from ptat_testbed.guest.steps import progress
-from ptat_testbed.suites.kernel_debug import DETACHING, INIT, reports
+from ptat_testbed.suites.kernel_debug import BUS, DETACHING, PARAMETERS, TRAP, reports
 
 SOURCE_SCRIPT = build.KERNEL_SCRIPT.parent / "source.sh"
 CONFIG = build.KERNEL_CONFIGS / "small.config"
@@ -32,7 +32,6 @@ SERIES = build.KERNEL_SCRIPT.with_name("series.toml")
 SUITES: dict[str, str] = tomllib.loads(SERIES.read_text())["suites"]
 """Where Debian has the source of each kernel."""
 NEWEST_SUITES = ("trixie-backports", "sid")
-PARAMETERS = "ptat=8M@256M kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
 TIMEOUT_S = 1800
 FAILED = re.compile(r"^(?:not ok|# line) .*$", re.M)
 """What the selftest says of a test that fails."""
@@ -44,17 +43,25 @@ def _tested(kernel: build.Kernel, version: str) -> dict[str, bool | int]:
     with tempfile.TemporaryDirectory(prefix="ptat-kernels.") as temporary:
         directory = Path(temporary)
         programs = {
-            "init": plain.compiled(directory / "init", INIT),
-            "ptat_test": (kernel.directory / "ptat_test").read_bytes(),
+            "init": plain.test_init(directory),
+            **{
+                name: (kernel.directory / name).read_bytes()
+                for name in ("ptat_test", "ptat_trap_test")
+            },
         }
         initrd = plain.archive(directory / "initramfs.cpio", programs)
-        for cpus, command in ((1, "/ptat_test"), (2, "/ptat_test"), (2, DETACHING)):
+        for cpus, command, region in (
+            (1, "/ptat_test", BUS),
+            (2, "/ptat_test", BUS),
+            (2, DETACHING, BUS),
+            (2, "/ptat_trap_test", TRAP),
+        ):
             with progress(f"testing linux {version} on {cpus} CPU(s): {command}"):
                 consoles.append(
                     plain.boot(
                         kernel.image,
                         initrd,
-                        f"{PARAMETERS} -- {command}",
+                        f"{region} {PARAMETERS} -- {command}",
                         cpus=cpus,
                         timeout_s=TIMEOUT_S,
                     )
@@ -62,7 +69,7 @@ def _tested(kernel: build.Kernel, version: str) -> dict[str, bool | int]:
     for line in FAILED.findall("\n".join(consoles)):
         print(f"linux {version}: {line}", file=sys.stderr)
     return {
-        "selftest": all("/ptat_test: exit status 0" in console for console in consoles),
+        "selftest": all("_test: exit status 0" in console for console in consoles),
         "kunit": all(re.search(r"\bok \d+ ptat$", console, re.M) for console in consoles),
         "reports": sum(len(reports(console)) for console in consoles),
     }

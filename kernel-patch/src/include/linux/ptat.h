@@ -41,6 +41,7 @@ enum ptat_why {
 
 DECLARE_STATIC_KEY_FALSE(ptat_key);
 DECLARE_STATIC_KEY_FALSE(ptat_readback_key);
+DECLARE_STATIC_KEY_FALSE(ptat_trap_key);
 
 /**
  * struct ptat_map - where the region and the twins are
@@ -59,6 +60,7 @@ struct ptat_map {
 
 extern struct ptat_map ptat_map;
 extern bool ptat_region_is_ram;
+extern bool ptat_want_trap;
 extern bool ptat_aging;
 
 void ptat_reserve_region(void);
@@ -184,7 +186,7 @@ static __always_inline phys_addr_t __ptat_twin_pa(const struct ptat_map *map, ph
  */
 static __always_inline phys_addr_t ptat_twin_pa(phys_addr_t pa, unsigned long val)
 {
-	if (ptat_enabled() && ptat_val_is_uncached(val))
+	if (ptat_enabled() && ptat_val_is_marked(val))
 		return __ptat_twin_pa(&ptat_map, pa);
 	return pa;
 }
@@ -388,5 +390,69 @@ static inline bool ptat_page_fault(struct pt_regs *regs, unsigned long error_cod
 }
 
 #endif /* CONFIG_PTAT */
+
+#ifdef CONFIG_PTAT_TRAP
+/* Are last-level TLB misses page faults? */
+static __always_inline bool ptat_trapping(void)
+{
+	return static_branch_unlikely(&ptat_trap_key);
+}
+
+bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, unsigned long addr);
+bool __ptat_trap_debug(struct pt_regs *regs);
+void __ptat_trap_syscall(struct pt_regs *regs);
+void __ptat_trap_exit_work(struct pt_regs *regs);
+
+/**
+ * ptat_trap_page_fault - a page fault may be a TLB miss of a traced process
+ * @regs: of the interrupted context
+ * @error_code: of the page fault; corrected if it is a real one
+ * @addr: address that was accessed
+ *
+ * Return: true if it is dealt with.
+ *
+ * Context: page fault; interrupts are off.
+ */
+static __always_inline bool ptat_trap_page_fault(struct pt_regs *regs,
+						 unsigned long *error_code,
+						 unsigned long addr)
+{
+	return ptat_trapping() && __ptat_trap_page_fault(regs, error_code, addr);
+}
+
+/**
+ * ptat_trap_debug - a debug exception of user mode may be the end of a step
+ * @regs: of user space
+ *
+ * Return: true if nobody else has asked for a single step.
+ *
+ * Context: interrupts are off.
+ */
+static __always_inline bool ptat_trap_debug(struct pt_regs *regs)
+{
+	return ptat_trapping() && __ptat_trap_debug(regs);
+}
+
+/* The instruction that was to be stepped is a system call. */
+static __always_inline void ptat_trap_syscall(struct pt_regs *regs)
+{
+	if (ptat_trapping())
+		__ptat_trap_syscall(regs);
+}
+
+/* The thread is about to sleep, or to get a signal: its instruction will trap again. */
+static __always_inline void ptat_trap_exit_work(struct pt_regs *regs)
+{
+	if (ptat_trapping())
+		__ptat_trap_exit_work(regs);
+}
+#else /* !CONFIG_PTAT_TRAP */
+#define ptat_trapping()			false
+#define ptat_trap_page_fault(regs, error_code, addr)			\
+	((void)(regs), (void)(error_code), (void)(addr), false)
+#define ptat_trap_debug(regs)		((void)(regs), false)
+#define ptat_trap_syscall(regs)		((void)(regs))
+#define ptat_trap_exit_work(regs)	((void)(regs))
+#endif /* CONFIG_PTAT_TRAP */
 
 #endif /* _LINUX_PTAT_H */

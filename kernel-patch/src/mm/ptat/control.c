@@ -13,6 +13,20 @@
 #include "internal.h"
 
 static atomic_long_t secureexecs;
+static atomic64_t last_id;
+
+/* Address spaces with an older identity are not walked in the region any more. */
+u64 ptat_first_id = 1;
+
+/**
+ * ptat_forget_all - trace no address space that is traced now
+ *
+ * Context: the region is detached.
+ */
+void ptat_forget_all(void)
+{
+	WRITE_ONCE(ptat_first_id, atomic64_read(&last_id) + 1);
+}
 
 /**
  * ptat_secureexecs - how often tracing ended because a program gained privileges
@@ -24,8 +38,6 @@ unsigned long ptat_secureexecs(void)
 
 static void set_identity(struct mm_struct *mm, enum ptat_mode mode)
 {
-	static atomic64_t last_id;
-
 	WRITE_ONCE(mm->ptat_id, atomic64_inc_return(&last_id));
 	mm->ptat_tgid = current->tgid;
 	WRITE_ONCE(mm->ptat_mode, mode);
@@ -36,7 +48,7 @@ void __ptat_mm_fork(struct mm_struct *mm, const struct mm_struct *oldmm)
 	mm->ptat_id = 0;
 	mm->ptat_mode = PTAT_MODE_OFF;
 	mm->ptat_hidden = false;
-	if (READ_ONCE(oldmm->ptat_mode) == PTAT_MODE_CHILDREN)
+	if (READ_ONCE(oldmm->ptat_mode) == PTAT_MODE_CHILDREN && ptat_mm_is_seen(oldmm))
 		set_identity(mm, PTAT_MODE_CHILDREN);
 }
 
@@ -45,7 +57,7 @@ void __ptat_mm_exec(struct mm_struct *mm)
 	const struct mm_struct *old = current->mm;
 	enum ptat_mode mode = old ? READ_ONCE(old->ptat_mode) : PTAT_MODE_OFF;
 
-	if (mode == PTAT_MODE_OFF)
+	if (mode == PTAT_MODE_OFF || !ptat_mm_is_seen(old))
 		return;
 	/* The child of vfork() is another process in the same mm. */
 	if (mode == PTAT_MODE_PROCESS && old->ptat_tgid != current->tgid)
@@ -64,10 +76,12 @@ void __ptat_mm_secureexec(struct mm_struct *mm)
 	mm->ptat_hidden = true;
 	/* Those of the stack, with the arguments. */
 	for (offset = PTAT_MARKER_BYTES; offset < ptat_map.size; offset += PAGE_SIZE) {
-		const struct ptat_table *table = ptat_table(ptat_map.twin + offset);
+		struct ptat_table *table = ptat_table(ptat_map.twin + offset);
 
-		if (READ_ONCE(table->mm) == mm->ptat_id)
-			ptat_walk_twin(table, ptat_map.twin + offset);
+		if (READ_ONCE(table->mm) != mm->ptat_id)
+			continue;
+		table->hidden = true;
+		ptat_walk_twin(table, ptat_map.twin + offset);
 	}
 	atomic_long_inc(&secureexecs);
 	pr_info_ratelimited("%s[%d] gains privileges: it is not traced any more\n",
@@ -168,7 +182,7 @@ int ptat_set_mode(enum ptat_mode mode)
 	}
 	if (mmap_write_lock_killable(mm))
 		return -EINTR;
-	if (mode != PTAT_MODE_OFF && !mm->ptat_id) {
+	if (mode != PTAT_MODE_OFF && mm->ptat_id < READ_ONCE(ptat_first_id)) {
 		err = start_tracing(mm, mode);
 	} else {
 		mm->ptat_tgid = current->tgid;

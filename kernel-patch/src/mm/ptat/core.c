@@ -20,6 +20,9 @@ EXPORT_SYMBOL(ptat_key);
 /* Not where reads and writes take the way through a device. */
 bool ptat_region_is_ram __ro_after_init;
 
+/* ptat=...,trap */
+bool ptat_want_trap __ro_after_init;
+
 /* May traced pages become old? */
 bool ptat_aging = true;
 
@@ -40,14 +43,17 @@ static int __init ptat_init(void)
 		return 0;
 
 	ptat_map.virt = (unsigned long)__va(ptat_map.twin);
+	err = ptat_trap_init();
+	if (err)
+		goto err_free_twins;
 	err = ptat_region_init();
 	if (err)
 		goto err_free_twins;
 	err = ptat_pool_init();
 	if (err)
 		goto err_exit_region;
-	pr_info("region %pa, twins %pa, %lu KiB each\n", &ptat_map.region, &ptat_map.twin,
-		ptat_map.size >> 10);
+	pr_info("region %pa, twins %pa, %lu KiB each%s\n", &ptat_map.region, &ptat_map.twin,
+		ptat_map.size >> 10, ptat_trapping() ? ", misses trap" : "");
 	return 0;
 
 err_exit_region:

@@ -21,11 +21,12 @@
 static bool entry_matches(unsigned long offset, u64 *hw, unsigned int *tries)
 {
 	const unsigned long *twin = (unsigned long *)(ptat_map.virt + offset);
+	const struct ptat_table *table = &ptat_tables[PHYS_PFN(offset)];
 	unsigned int i;
 
 	for (i = 0; i < PTAT_CHECK_ENTRY_TRIES; i++) {
 		*hw = ptat_region_read(offset);
-		if (*hw == ptat_hw_val(READ_ONCE(*twin)))
+		if (*hw == ptat_shown_val(ptat_hw_val(READ_ONCE(*twin)), table->level))
 			return true;
 		if (!*tries)
 			break;
@@ -65,7 +66,7 @@ static int check_show(struct seq_file *m, void *unused)
 				   offset, hw,
 				   READ_ONCE(*(unsigned long *)(ptat_map.virt + offset)));
 		}
-		present += ptat_val_present(hw);
+		present += ptat_val_present(READ_ONCE(*(unsigned long *)(ptat_map.virt + offset)));
 	}
 	seq_printf(m, "entries %lu\npresent %lu\nmismatches %lu\n", entries, present, mismatches);
 	return 0;

@@ -18,8 +18,12 @@
 
 /* Protects all changes of ptat_is_detached, and what follows. */
 static DEFINE_MUTEX(detach_lock);
-static bool for_ever;		/* the region is gone */
+static unsigned int reasons;	/* to do without the region */
 static unsigned long detaches;
+
+#define PTAT_GONE		BIT(0)	/* until the next boot */
+#define PTAT_ASLEEP		BIT(1)
+#define PTAT_NO_RECORDER	BIT(2)	/* nobody reads the records of traps */
 
 /**
  * ptat_detaches - how often the region has been detached
@@ -47,7 +51,8 @@ static void repoint_all(bool detached)
 		} else {
 			/* Also of free tables, whose twins may have something left. */
 			ptat_sync_table(table, (unsigned long *)(ptat_map.virt + offset));
-			ptat_walk_region(table, ptat_map.twin + offset);
+			if (table->mm >= READ_ONCE(ptat_first_id) && !table->hidden)
+				ptat_walk_region(table, ptat_map.twin + offset);
 		}
 	}
 }
@@ -73,18 +78,44 @@ static int switch_tables(void *data)
 	return 0;
 }
 
-/* Returns whether anything had to be done. */
-static bool set_detached(bool detached)
+static void set_detached(bool detached)
 {
 	struct switching to = { .detached = detached };
 
-	lockdep_assert_held(&detach_lock);
-	if (ptat_detached() == detached)
-		return false;
 	stop_machine(switch_tables, &to, cpu_online_mask);
-	if (detached)
-		WRITE_ONCE(detaches, detaches + 1);
-	return true;
+}
+
+/* Returns whether that has detached the region. */
+static bool add_reason(unsigned int reason)
+{
+	bool first = !reasons;
+
+	lockdep_assert_held(&detach_lock);
+	reasons |= reason;
+	if (first) {
+		set_detached(true);
+		ptat_ring_wake();
+		if (reason != PTAT_NO_RECORDER)
+			WRITE_ONCE(detaches, detaches + 1);
+	}
+	return first;
+}
+
+/* Use the region again if no other reason is left. */
+static int remove_reason(unsigned int reason)
+{
+	lockdep_assert_held(&detach_lock);
+	if (!(reasons & reason))
+		return 0;
+	if (reasons == reason) {
+		ptat_arch_flush_caches();
+		ptat_region_clear();
+		if (!ptat_region_responds())
+			return -EIO;
+		set_detached(false);
+	}
+	reasons &= ~reason;
+	return reasons ? -ENODEV : 0;
 }
 
 /**
@@ -99,14 +130,52 @@ static bool set_detached(bool detached)
 void ptat_detach(const char *why)
 {
 	mutex_lock(&detach_lock);
-	if (!for_ever) {
-		set_detached(true);
-		for_ever = true;
+	if (!(reasons & PTAT_GONE)) {
+		add_reason(PTAT_GONE);
 		release_mem_region(ptat_map.region, ptat_map.size);
 		pr_err("the region %s: its page tables are in memory again, tracing is off\n",
 		       why);
 	}
 	mutex_unlock(&detach_lock);
+}
+
+/**
+ * ptat_trap_attach - a recorder has come: use the region
+ *
+ * Return: 0; -ENODEV if the region is detached for another reason.
+ *
+ * Context: may sleep.
+ */
+int ptat_trap_attach(void)
+{
+	int err;
+
+	mutex_lock(&detach_lock);
+	ptat_forget_all();
+	err = remove_reason(PTAT_NO_RECORDER);
+	if (err)
+		reasons |= PTAT_NO_RECORDER;
+	mutex_unlock(&detach_lock);
+	return err;
+}
+
+/**
+ * ptat_trap_detach - the recorder has gone: let what it traced go on untraced
+ *
+ * Context: may sleep.
+ */
+void ptat_trap_detach(void)
+{
+	struct ptat_stat stat;
+
+	mutex_lock(&detach_lock);
+	add_reason(PTAT_NO_RECORDER);
+	ptat_forget_all();
+	mutex_unlock(&detach_lock);
+	ptat_pool_stat(&stat);
+	if (stat.used)
+		pr_info("the recorder is gone: processes with %lu tables go on untraced\n",
+			stat.used);
 }
 
 /* Neither firmware nor an image on disk keeps the region. */
@@ -117,19 +186,13 @@ static int notify_pm(struct notifier_block *nb, unsigned long action, void *unus
 	case PM_SUSPEND_PREPARE:
 	case PM_HIBERNATION_PREPARE:
 	case PM_RESTORE_PREPARE:
-		if (set_detached(true))
+		if (add_reason(PTAT_ASLEEP))
 			pr_info("the region is not used while the machine sleeps\n");
 		break;
 	case PM_POST_SUSPEND:
 	case PM_POST_HIBERNATION:
 	case PM_POST_RESTORE:
-		if (for_ever)
-			break;
-		ptat_arch_flush_caches();
-		ptat_region_clear();
-		if (ptat_region_responds())
-			set_detached(false);
-		else
+		if (remove_reason(PTAT_ASLEEP) == -EIO)
 			pr_err("the region does not answer after sleep, tracing is off\n");
 		break;
 	}
@@ -166,6 +229,11 @@ static int __init ptat_detach_init(void)
 {
 	if (!ptat_ready())
 		return 0;
+	/* No table is in the region yet. */
+	if (ptat_trapping()) {
+		reasons = PTAT_NO_RECORDER;
+		ptat_is_detached = true;
+	}
 #ifdef CONFIG_PCI
 	bus_register_notifier(&pci_bus_type, &pci_notifier);
 #endif

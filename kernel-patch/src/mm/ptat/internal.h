@@ -5,6 +5,8 @@
 #include <linux/io.h>
 #include <linux/mm.h>
 #include <linux/ptat.h>
+#include <linux/ptat_trap.h>
+#include <uapi/linux/ptat.h>
 
 #include "compat.h"
 
@@ -39,6 +41,7 @@ enum ptat_mode {
  *          not been linked yet
  * @next:   index of the next page in the queue of the pool
  * @level:  enum ptat_level
+ * @hidden: the owner has gained privileges: not to be walked in the region again
  * @filled: of a PTE table: which entries of the region are not zero
  *
  * The lock of the table protects @filled, that of the pool @next.  The other
@@ -51,6 +54,7 @@ struct ptat_table {
 	phys_addr_t slot;
 	u32 next;
 	u8 level;
+	bool hidden;
 	DECLARE_BITMAP(filled, PTRS_PER_PTE);
 };
 
@@ -68,6 +72,7 @@ extern bool ptat_trace_secureexec;
 extern bool ptat_is_detached;
 
 /* region.c */
+extern void __iomem *ptat_region_io;
 int ptat_region_init(void);
 void ptat_region_exit(void);
 void ptat_region_write(unsigned long offset, u64 val);
@@ -95,7 +100,9 @@ void ptat_sync_table(struct ptat_table *table, const unsigned long *twin);
 void ptat_clear_table(struct ptat_table *table, unsigned long *twin);
 
 /* control.c */
+extern u64 ptat_first_id;
 int ptat_set_mode(enum ptat_mode mode);
+void ptat_forget_all(void);
 unsigned long ptat_secureexecs(void);
 
 /* readback.c */
@@ -103,6 +110,38 @@ void ptat_set_readback(bool on);
 
 /* detach.c */
 unsigned long ptat_detaches(void);
+int ptat_trap_attach(void);
+void ptat_trap_detach(void);
+
+/* How a miss is let through. */
+enum ptat_trap_method {
+	PTAT_TRAP_AUTO,			/* to be found out */
+	PTAT_TRAP_TOUCH,		/* by an access of the handler */
+	PTAT_TRAP_SINGLE_STEP,		/* by one instruction of the thread */
+	PTAT_TRAP_METHODS
+};
+
+/* trap.c */
+#ifdef CONFIG_PTAT_TRAP
+int ptat_trap_init(void);
+void ptat_ring_wake(void);
+#else
+static inline int ptat_trap_init(void)
+{
+	return 0;
+}
+
+static inline void ptat_ring_wake(void)
+{
+}
+#endif
+extern enum ptat_trap_method ptat_trap_data_method, ptat_trap_code_method;
+extern const char * const ptat_trap_method_names[];
+void ptat_trap_start(void);
+
+/* ring.c */
+bool ptat_ring_has_room(void);
+void ptat_ring_put(const struct ptat_trap_record *record);
 
 /* Changes while all CPUs are stopped: stable where preemption is off. */
 static __always_inline bool ptat_detached(void)
@@ -138,6 +177,27 @@ static inline struct ptat_table *ptat_table(phys_addr_t twin)
 static inline unsigned long ptat_marker_offset(u64 seq)
 {
 	return seq % PTAT_MARKER_SLOTS * PTAT_MARKER_STRIDE;
+}
+
+/* Is @mm walked in the region, if that is in use? */
+static inline bool ptat_mm_is_seen(const struct mm_struct *mm)
+{
+	return !mm->ptat_hidden && mm->ptat_id >= READ_ONCE(ptat_first_id);
+}
+
+/* What the region has of a table of that level for an entry that @val is. */
+static __always_inline unsigned long ptat_shown_val(unsigned long val, enum ptat_level level)
+{
+	return ptat_trapping() && ptat_val_is_leaf(val, level) ? ptat_val_poison(val) : val;
+}
+
+/*
+ * Store @new to an entry of the region if it holds @old, which it returns then.
+ * Only where misses trap: on a bus, this would read the region.
+ */
+static __always_inline u64 ptat_region_exchange(u32 entry, u64 old, u64 new)
+{
+	return arch_cmpxchg((u64 __force *)ptat_region_io + entry, old, new);
 }
 
 /* The first address that the entry at @entry_pa serves, in a table for @base. */

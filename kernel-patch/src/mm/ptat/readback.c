@@ -54,7 +54,7 @@ void ptat_set_readback(bool on)
 
 static int __init ptat_readback_init(void)
 {
-	if (ptat_ready() && !ptat_region_is_ram)
+	if (ptat_ready() && !ptat_region_is_ram && !ptat_trapping())
 		static_branch_enable(&ptat_readback_key);
 	return 0;
 }

@@ -12,7 +12,7 @@
 
 #include "internal.h"
 
-static void __iomem *region_io __ro_after_init;	/* uncached */
+void __iomem *ptat_region_io __ro_after_init;	/* uncached on a bus */
 static atomic64_t last_seq;
 
 /**
@@ -26,7 +26,7 @@ static atomic64_t last_seq;
 void ptat_region_write(unsigned long offset, u64 val)
 {
 	if (!ptat_detached())
-		__raw_writeq(val, region_io + offset);
+		__raw_writeq(val, ptat_region_io + offset);
 }
 
 /**
@@ -37,7 +37,7 @@ void ptat_region_write(unsigned long offset, u64 val)
  */
 u64 ptat_region_read(unsigned long offset)
 {
-	return __raw_readq(region_io + offset);
+	return __raw_readq(ptat_region_io + offset);
 }
 
 /**
@@ -70,11 +70,11 @@ void ptat_region_clear(void)
 	unsigned long offset;
 
 	for (offset = 0; offset < ptat_map.size; offset += PTAT_ENTRY_BYTES) {
-		__raw_writeq(0, region_io + offset);
+		__raw_writeq(0, ptat_region_io + offset);
 		if (!offset_in_page(offset))
 			cond_resched();
 	}
-	__raw_writeq(PTAT_CANARY, region_io + PTAT_CANARY_OFFSET);
+	__raw_writeq(PTAT_CANARY, ptat_region_io + PTAT_CANARY_OFFSET);
 }
 
 /**
@@ -120,8 +120,8 @@ int __init ptat_region_init(void)
 		pr_err("region is in use, see /proc/iomem\n");
 		return -EBUSY;
 	}
-	region_io = ptat_arch_map_region(ptat_map.region, ptat_map.size);
-	if (!region_io) {
+	ptat_region_io = ptat_arch_map_region(ptat_map.region, ptat_map.size);
+	if (!ptat_region_io) {
 		pr_err("can't map the region\n");
 		goto err_release;
 	}
@@ -135,7 +135,7 @@ int __init ptat_region_init(void)
 	return 0;
 
 err_unmap:
-	iounmap(region_io);
+	iounmap(ptat_region_io);
 err_release:
 	release_mem_region(ptat_map.region, ptat_map.size);
 	return -ENOMEM;
@@ -143,6 +143,6 @@ err_release:
 
 void __init ptat_region_exit(void)
 {
-	iounmap(region_io);
+	iounmap(ptat_region_io);
 	release_mem_region(ptat_map.region, ptat_map.size);
 }

@@ -56,7 +56,7 @@ static void store_pte(const struct twin *twin, unsigned long val)
 	if (trace_ptat_pte_set_enabled() || trace_ptat_pte_clear_enabled())
 		log_pte(twin, val);
 	__assign_bit(offset_in_page(twin->offset) / PTAT_ENTRY_BYTES, twin->table->filled, val);
-	ptat_region_write(twin->offset, val);
+	ptat_region_write(twin->offset, ptat_shown_val(val, PTAT_LEVEL_PTE));
 }
 
 static void sync_val(const void *entry, unsigned long val)
@@ -67,7 +67,7 @@ static void sync_val(const void *entry, unsigned long val)
 	val = ptat_hw_val(val);
 	if (twin.table->level == PTAT_LEVEL_PMD) {
 		log_pmd(&twin, val);
-		ptat_region_write(twin.offset, val);
+		ptat_region_write(twin.offset, ptat_shown_val(val, PTAT_LEVEL_PMD));
 	} else {
 		/* hugetlb uses the PTE primitives for PMD tables: go by the level. */
 		store_pte(&twin, val);
@@ -147,7 +147,8 @@ void ptat_sync_table(struct ptat_table *table, const unsigned long *twin)
 		if (!twin[i])
 			continue;
 		__set_bit(i, table->filled);
-		ptat_region_write(offset + i * PTAT_ENTRY_BYTES, ptat_hw_val(twin[i]));
+		ptat_region_write(offset + i * PTAT_ENTRY_BYTES,
+				  ptat_shown_val(ptat_hw_val(twin[i]), table->level));
 	}
 }
 

@@ -89,7 +89,7 @@ static struct page *shadow(struct mm_struct *mm, struct page *page, enum ptat_le
 	struct ptat_table *table;
 	struct page *twin;
 
-	if (!READ_ONCE(mm->ptat_mode) || ptat_detached())
+	if (!READ_ONCE(mm->ptat_mode) || !ptat_mm_is_seen(mm) || ptat_detached())
 		return page;
 
 	twin = ptat_pool_get(level);
@@ -103,6 +103,7 @@ static struct page *shadow(struct mm_struct *mm, struct page *page, enum ptat_le
 	table->level = level;
 	table->va = va;
 	table->slot = slot;
+	table->hidden = false;
 	trace_ptat_table_alloc(ptat_mark(), table->mm, ptat_hw_pa(page_to_phys(twin)), va, level);
 	return twin;
 }
@@ -142,12 +143,19 @@ struct page *__ptat_unshadow_pte_table(struct mm_struct *mm, struct page *page)
 	return ordinary;
 }
 
+/* What an entry holds that points to the table of the region with that twin. */
+static unsigned long region_val(phys_addr_t twin)
+{
+	return ptat_table_val(__ptat_region_pa(&ptat_map, twin),
+			      ptat_trapping() ? PTAT_TABLE_TRAP : PTAT_TABLE_BUS);
+}
+
 unsigned long __ptat_link_table(struct mm_struct *mm, const void *entry, phys_addr_t pa,
 				enum ptat_level level)
 {
 	struct ptat_table *table = ptat_table(pa);
-	bool in_region = table && !mm->ptat_hidden && !ptat_detached();
-	unsigned long val = ptat_table_val(in_region ? ptat_hw_pa(pa) : pa, in_region);
+	bool in_region = table && ptat_mm_is_seen(mm) && !ptat_detached();
+	unsigned long val = in_region ? region_val(pa) : pa;
 	phys_addr_t slot;
 	u64 base;
 
@@ -211,11 +219,6 @@ static unsigned long *slot_of(const struct ptat_table *table)
 	return __va(table->slot);
 }
 
-static unsigned long region_val(phys_addr_t twin)
-{
-	return ptat_table_val(__ptat_region_pa(&ptat_map, twin), true);
-}
-
 /**
  * ptat_walk_twin - let the hardware walk a table in ordinary memory
  * @table: the table
@@ -228,7 +231,7 @@ void ptat_walk_twin(const struct ptat_table *table, phys_addr_t twin)
 	unsigned long *slot = slot_of(table);
 
 	if (slot)
-		ptat_repoint(slot, region_val(twin), ptat_table_val(twin, false));
+		ptat_repoint(slot, region_val(twin), ptat_table_val(twin, 0));
 }
 
 /**
@@ -243,5 +246,5 @@ void ptat_walk_region(const struct ptat_table *table, phys_addr_t twin)
 	unsigned long *slot = slot_of(table);
 
 	if (slot)
-		ptat_repoint(slot, ptat_table_val(twin, false), region_val(twin));
+		ptat_repoint(slot, ptat_table_val(twin, 0), region_val(twin));
 }

@@ -27,10 +27,13 @@ void ptat_arch_flush_tlb_local(void)
 	__flush_tlb_all();
 }
 
-/* Strongly uncached, as the walker sees the region: no MTRR makes it write-combining. */
+/*
+ * As the walker sees the region.  On a bus that is strongly uncached: no MTRR
+ * makes it write-combining.
+ */
 void __iomem *ptat_arch_map_region(phys_addr_t pa, unsigned long size)
 {
-	return ioremap_uc(pa, size);
+	return ptat_trapping() ? ioremap_cache(pa, size) : ioremap_uc(pa, size);
 }
 
 /* The region does not answer.  Can the access be tried again? */

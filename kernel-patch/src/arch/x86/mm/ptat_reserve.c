@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * PTAT on x86-64: the boot parameter ptat=SIZE[@ADDR], and memory for the
- * region and the twins.
+ * PTAT on x86-64: the boot parameter ptat=SIZE[@ADDR][,trap], and memory for
+ * the region and the twins.
  */
 #define pr_fmt(fmt) "ptat: " fmt
 
@@ -27,6 +27,7 @@ static int __init ptat_param(char *arg)
 	char *p = arg;
 
 	have_addr = false;
+	ptat_want_trap = false;
 	if (!p || !*p)
 		goto garbage;
 	size = memparse(p, &p);
@@ -37,12 +38,16 @@ static int __init ptat_param(char *arg)
 		if (p == arg)
 			goto garbage;
 	}
-	if (*p || !size)
+	if (IS_ENABLED(CONFIG_PTAT_TRAP) && !strcmp(p, ",trap"))
+		ptat_want_trap = true;
+	else if (*p)
+		goto garbage;
+	if (!size)
 		goto garbage;
 	return 0;
 
 garbage:
-	pr_err("want ptat=SIZE[@ADDR], tracing is off\n");
+	pr_err("want ptat=SIZE[@ADDR][,trap], tracing is off\n");
 	size = 0;
 	return 0;
 }

@@ -76,12 +76,12 @@ static void translators_leave_others_alone(struct kunit *test)
 
 static void tables_are_walked_uncached(struct kunit *test)
 {
-	unsigned long val = ptat_table_val(map.region, true);
+	unsigned long val = ptat_table_val(map.region, PTAT_TABLE_BUS);
 
 	KUNIT_EXPECT_EQ(test, val, map.region | _PAGE_PCD | _PAGE_PWT);
-	KUNIT_EXPECT_TRUE(test, ptat_val_is_uncached(val));
-	KUNIT_EXPECT_EQ(test, ptat_table_val(map.twin, false), map.twin);
-	KUNIT_EXPECT_FALSE(test, ptat_val_is_uncached(map.twin | _PAGE_TABLE));
+	KUNIT_EXPECT_TRUE(test, ptat_val_is_marked(val));
+	KUNIT_EXPECT_EQ(test, ptat_table_val(map.twin, 0), map.twin);
+	KUNIT_EXPECT_FALSE(test, ptat_val_is_marked(map.twin | _PAGE_TABLE));
 }
 
 static void table_pointers_are_no_leaves(struct kunit *test)
@@ -105,7 +105,7 @@ static void entries_are_repointed(struct kunit *test)
 {
 	const unsigned long flags = _PAGE_TABLE & ~_PAGE_ACCESSED;
 	const unsigned long twin = map.twin + 0x5000, other = map.region + 0x6000;
-	const unsigned long region = ptat_table_val(map.region + 0x5000, true);
+	const unsigned long region = ptat_table_val(map.region + 0x5000, PTAT_TABLE_BUS);
 
 	KUNIT_EXPECT_EQ(test, repointed(region | flags, region, twin), twin | flags);
 	KUNIT_EXPECT_EQ(test, repointed(region | flags | _PAGE_ACCESSED, region, twin),

@@ -12,8 +12,14 @@
 #include <asm/page_types.h>
 #include <asm/pgtable_types.h>
 
-/* An entry with these flags points to a table that is walked uncached (PAT entry 3). */
-#define PTAT_TABLE_FLAGS	(_PAGE_PCD | _PAGE_PWT)
+/*
+ * Flags of an entry that points to a table of the region.  On a bus, the table
+ * is walked uncached (PAT entry 3); where misses trap, a bit that the hardware
+ * ignores marks the entry.
+ */
+#define PTAT_TABLE_BUS		(_PAGE_PCD | _PAGE_PWT)
+#define PTAT_TABLE_TRAP		_PAGE_SOFTW1
+#define PTAT_TABLE_FLAGS	(PTAT_TABLE_BUS | PTAT_TABLE_TRAP)
 
 /*
  * Return @val as the region shows it: with the accessed bit set, and in a
@@ -41,16 +47,38 @@ static __always_inline bool ptat_val_is_table(unsigned long val)
 	return (val & (_PAGE_PRESENT | _PAGE_PSE)) == _PAGE_PRESENT;
 }
 
-/* Tables of the region are walked uncached, and hardly anything else is. */
-static __always_inline bool ptat_val_is_uncached(unsigned long val)
+/* Is a table of the region below an entry that holds @val?  Hardly any other has the flags. */
+static __always_inline bool ptat_val_is_marked(unsigned long val)
 {
-	return unlikely(val & _PAGE_PCD);
+	return unlikely(val & (_PAGE_PCD | PTAT_TABLE_TRAP));
 }
 
 /* The value of an entry that points to the table at @pa, without its permissions. */
-static __always_inline unsigned long ptat_table_val(phys_addr_t pa, bool uncached)
+static __always_inline unsigned long ptat_table_val(phys_addr_t pa, unsigned long flags)
 {
-	return pa | (uncached ? PTAT_TABLE_FLAGS : 0);
+	return pa | flags;
+}
+
+/* Does an entry of a table of that level map a page? */
+static __always_inline bool ptat_val_is_leaf(unsigned long val, unsigned int level)
+{
+	return (val & _PAGE_PRESENT) && (level == 1 || (val & _PAGE_PSE));
+}
+
+/* The frame that a leaf maps. */
+static __always_inline phys_addr_t ptat_val_frame(unsigned long val)
+{
+	return val & PTE_PFN_MASK;
+}
+
+/*
+ * A leaf that the hardware takes for not present.  It is never zero, which is
+ * what an entry becomes when it is cleared, and has no frame of RAM in it, as
+ * speculation may use that (L1TF).
+ */
+static __always_inline unsigned long ptat_val_poison(unsigned long val)
+{
+	return (val ^ PTE_PFN_MASK) & ~_PAGE_PRESENT;
 }
 
 /*
@@ -66,11 +94,14 @@ static inline void ptat_repoint(unsigned long *slot, unsigned long from, unsigne
 		WRITE_ONCE(*slot, (val & ~mask) | to);
 }
 
+struct pt_regs;
+struct ptat_trap;
+
 void ptat_arch_flush_caches(void);
 void ptat_arch_flush_tlb_local(void);
 void __iomem *ptat_arch_map_region(phys_addr_t pa, unsigned long size);
-
-struct pt_regs;
+bool ptat_arch_can_trap(void);
+bool ptat_arch_permits(unsigned long val, const struct ptat_trap *trap);
 
 bool ptat_page_fault(struct pt_regs *regs, unsigned long error_code, unsigned long addr);
 

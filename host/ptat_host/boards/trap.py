@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The board `trap`: this machine's own kernel, where each TLB miss of the command traps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_host.boards.live import machine as live_machine
+from ptat_host.boards.trap_rings import BOOT_HINT, DEVICE, Rings
+
+
+class TrapBoard:
+    """No device: the kernel sees the misses."""
+
+    name = "trap"
+    options: Mapping[str, Option] = {
+        "tsc-hz": Option(
+            "frequency of this machine's TSC (default: as the kernel's log tells)", None
+        ),
+    }
+
+    def check(self) -> list[Check]:
+        """What `record` needs."""
+        if not DEVICE.exists():
+            return [Check("traps", False, f"no {DEVICE}: misses do not trap here", BOOT_HINT)]
+        usable = os.access(DEVICE, os.R_OK | os.W_OK)
+        hint = None if usable else "use sudo"
+        return [Check("traps", usable, f"{DEVICE} is there", hint), *live_machine.checks()]
+
+    def record(self, request: RecordRequest) -> RecordResult:
+        """Run the command on this machine; see `Board.record`."""
+        if request.granularity_bytes is not None:
+            raise BoardError("--granularity: a trap knows the entry, there is no bus to see less")
+        failures: list[str] = []
+        with (
+            live_machine.LiveMachine(request, request.options.get("tsc-hz")) as machine,
+            Rings(request.session_dir / "kernel", failures.append) as rings,
+        ):
+            metadata: dict[str, Any] = {
+                "board": {"granularity_bytes": 8, "channels": []},
+                "region": machine.region,
+                "kernel": machine.kernel,
+                "cpu": machine.cpu,
+            }
+            request.describe({**metadata, "traps": rings.described("kernel")})
+            run = machine.run(lambda: failures[0] if failures else None)
+            rings.finish()
+            metadata["kernel"].update(machine.aftermath())
+            metadata["traps"] = rings.described("kernel")
+        lost = sum(ring["lost"] for ring in metadata["traps"])
+        return RecordResult(
+            exit_status=run.exit_status,
+            complete=run.failure is None,
+            reason=run.failure,
+            interrupted=run.interrupted,
+            metadata=metadata,
+            lost=f"{lost} records of traps that found no room" if lost else None,
+        )

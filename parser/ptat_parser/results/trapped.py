@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Results of a session whose TLB misses trapped: its records name thread, address and instruction.
+
+Nothing has to be reconstructed: a record is a miss, unless it says that the walk ended in a page
+fault, or that the access before it came once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.errors import BadInput
+from ptat_parser.formats.parquet import Column, Text, Writer
+from ptat_parser.formats.session import Session
+from ptat_parser.formats.traps import Flag, read_records
+from ptat_parser.kernel.log import KernelLog, read_kernel_log
+from ptat_parser.kernel.tracepoints import (
+    COOKIE_STOP,
+    FAULT_EVENTS,
+    MARKER,
+    MM_ATTACH,
+    MM_EXIT,
+)
+from ptat_parser.order.clock import Clock
+from ptat_parser.order.first_pass import Progress
+from ptat_parser.replay import state as replay_state
+from ptat_parser.results.pages import PAGE_COLUMNS
+from ptat_parser.results.summary import FORMAT, VERSION
+
+RECORDS_AT_ONCE = 1 << 20
+"""Of each CPU."""
+SIZES_BYTES = (4 << 10, 2 << 20)
+MISSES = [
+    Column("time", np.int64),
+    Column("page", np.uint32),
+    Column("thread", np.uint32),
+    Column("ip", np.uint64),
+    Column("access", np.uint8),
+]
+"""Columns of ``misses/``; `access` holds the flags `WRITE`, `FETCH` and `KERNEL`."""
+OTHERS = [Column("time", np.int64), Column("page", np.uint32), Column("kind", np.uint8)]
+ACCESS = Flag.WRITE | Flag.FETCH | Flag.KERNEL
+_KEY = np.dtype([("mm", "<u8"), ("vaddr", "<u8"), ("size", "<u8")])
+_WHY = {0: "on", 1: "fork", 2: "exec"}
+
+
+def parse_into(directory: Path, session: Session, progress: Progress) -> dict[str, Any]:
+    """Write pages, misses and ``summary.json`` of a session with traps; return the summary.
+
+    :raises PtatError: a file is missing or damaged.
+    """
+    log = read_kernel_log(session.kernel_path)
+    rings = [read_records(session.path / ring.file) for ring in session.traps]
+    for ring, records in zip(session.traps, rings, strict=True):
+        if session.complete and records.size != ring.records:
+            raise BadInput(
+                f"{session.path / ring.file}: truncated: it has {records.size} of"
+                f" {ring.records} records",
+                "restore the file, or record again",
+            )
+    pages = _Pages()
+    total, done = sum(records.size for records in rings), 0
+    clock = _clock(session, rings)
+    for name in ("misses", "other"):
+        (directory / name).mkdir()
+    part = "part-00000.parquet"
+    with (
+        (directory / "misses" / part).open("wb") as missed,
+        (directory / "other" / part).open("wb") as left,
+        Writer(missed, MISSES) as misses,
+        Writer(left, OTHERS) as others,
+    ):
+        for records in in_order(rings):
+            _write(records, clock, pages, misses, others)
+            done += records.size
+            progress("reading records of traps", done, total)
+    processes = _processes(log, pages, clock)
+    pages.write(processes, clock, directory / "pages.parquet")
+    summary = _summary(session, log, clock, pages, processes)
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def in_order(rings: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
+    """The records of all CPUs by time, some at a time.
+
+    :raises BadInput: those of a CPU are not in the order of its clock.
+    """
+    at = [0] * len(rings)
+    while any(start < records.size for start, records in zip(at, rings, strict=True)):
+        heads = [records[a : a + RECORDS_AT_ONCE] for a, records in zip(at, rings, strict=True)]
+        for head in heads:
+            if np.any(head["tsc"][1:] < head["tsc"][:-1]):
+                raise BadInput(
+                    "records of traps are not in the order of their times: the files are damaged",
+                    "restore them, or record again",
+                )
+        # What comes after the last of these is not known of all CPUs.
+        until = (
+            min(
+                head["tsc"][-1]
+                for a, head, records in zip(at, heads, rings, strict=True)
+                if head.size and a + head.size < records.size
+            )
+            if any(a + h.size < r.size for a, h, r in zip(at, heads, rings, strict=True))
+            else None
+        )
+        taken = [
+            head if until is None else head[: np.searchsorted(head["tsc"], until, side="right")]
+            for head in heads
+        ]
+        at = [a + part.size for a, part in zip(at, taken, strict=True)]
+        found = np.concatenate(taken)
+        yield found[np.argsort(found["tsc"], kind="stable")]
+
+
+class _Pages:
+    """Pages in order of their first record, with counts: the rows of ``pages.parquet``."""
+
+    def __init__(self) -> None:
+        self._number: dict[tuple[int, int, int], int] = {}
+        self.key = np.empty(0, _KEY)
+        self.counts = np.empty((0, 2), np.int64)
+        """Misses and walks that faulted."""
+        self.times = np.empty((0, 2), np.uint64)
+        """Of the first and the last miss, in clock cycles; equal where there is none."""
+        self.flags = dict.fromkeys(Flag, 0)
+        self.records = 0
+
+    def numbers(self, records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+        """The page of each record."""
+        key = np.empty(records.size, _KEY)
+        shift = np.where(records["flags"] & Flag.HUGE, np.uint64(21), np.uint64(12))
+        key["mm"], key["vaddr"] = records["mm"], records["addr"] >> shift << shift
+        key["size"] = np.uint64(1) << shift
+        unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        number = np.empty(unique.size, np.uint32)
+        added = []
+        for i in np.argsort(first, kind="stable").tolist():
+            page = unique[i].item()
+            known = self._number.get(page)
+            if known is None:
+                known = self._number[page] = len(self._number)
+                added.append(i)
+            number[i] = known
+        grown = len(self._number) - self.key.size
+        self.key = np.concatenate([self.key, unique[added]])
+        self.counts = np.concatenate([self.counts, np.zeros((grown, 2), np.int64)])
+        self.times = np.concatenate([self.times, np.zeros((grown, 2), np.uint64)])
+        return number[inverse.reshape(-1)]
+
+    def count(self, number: npt.NDArray[np.uint32], time: npt.NDArray[np.uint64]) -> None:
+        """Count misses, in order."""
+        new = self.counts[number, 0] == 0
+        # The first of several rows of a page is to be kept: write backwards.
+        self.times[number[new][::-1], 0] = time[new][::-1]
+        self.times[number, 1] = time
+        np.add.at(self.counts[:, 0], number, 1)
+
+    def write(self, processes: list[dict[str, Any]], clock: Clock, path: Path) -> None:
+        """Write ``pages.parquet``."""
+        of_mm = {process["mm"]: i for i, process in enumerate(processes)}
+        owner = np.array([of_mm[mm] for mm in self.key["mm"].tolist()], np.uint32)
+        tgids = np.array([process["tgid"] for process in processes] or [0], np.int32)
+        rows: dict[str, npt.NDArray[Any]] = {
+            "page": np.arange(self.key.size, dtype=np.uint32),
+            "mm": self.key["mm"],
+            "tgid": tgids[owner] if owner.size else np.empty(0, np.int32),
+            "comm": owner,
+            "vaddr": self.key["vaddr"],
+            "page_size_bytes": self.key["size"].astype(np.int64),
+            "span": np.ones(self.key.size, np.uint8),
+            "misses": self.counts[:, 0],
+            "faulted": self.counts[:, 1],
+            "stores": np.zeros(self.key.size, np.int64),
+            "first_ns": clock.to_ns(self.times[:, 0]),
+            "last_ns": clock.to_ns(self.times[:, 1]),
+        }
+        comms = [process["comm"] for process in processes] or [""]
+        columns = [
+            Text(name, comms) if dtype is str else Column(name, dtype)
+            for name, dtype in PAGE_COLUMNS.items()
+        ]
+        with path.open("wb") as file, Writer(file, columns) as writer:
+            writer.write(*(rows[name] for name in PAGE_COLUMNS))
+
+
+def _write(
+    records: npt.NDArray[Any], clock: Clock, pages: _Pages, misses: Writer, others: Writer
+) -> None:
+    flags = records["flags"]
+    number = pages.numbers(records)
+    for flag in pages.flags:
+        pages.flags[flag] += int(np.count_nonzero(flags & flag))
+    pages.records += records.size
+    time_ns = clock.to_ns(records["tsc"])
+    faulted = (flags & Flag.FAULT) != 0
+    missed = (flags & (Flag.FAULT | Flag.RETRY)) == 0
+    pages.count(number[missed], records["tsc"][missed])
+    np.add.at(pages.counts[:, 1], number[faulted], 1)
+    misses.write(
+        time_ns[missed],
+        number[missed],
+        records["tid"][missed],
+        records["ip"][missed],
+        flags[missed] & ACCESS,
+    )
+    kind = np.full(int(np.count_nonzero(faulted)), replay_state.FAULT, np.uint8)
+    others.write(time_ns[faulted], number[faulted], kind)
+
+
+def _clock(session: Session, rings: Sequence[npt.NDArray[Any]]) -> Clock:
+    """The kernel's own: records and its log have one."""
+    first = min((int(records["tsc"][0]) for records in rings if records.size), default=0)
+    return Clock(
+        origin_ticks=first,
+        origin_cycles=first,
+        cycles_per_tick=1.0,
+        cycles_hz=session.kernel.tsc_hz,
+        drift_ppm=0.0,
+        residual_ns=0.0,
+        pairs=0,
+    )
+
+
+def _processes(log: KernelLog, pages: _Pages, clock: Clock) -> list[dict[str, Any]]:
+    """The address spaces in order of attachment; then those that records alone name."""
+    rows: dict[int, dict[str, Any]] = {}
+    for event in log.tables[np.isin(log.tables["kind"], (MM_ATTACH, MM_EXIT))]:
+        mm, time = int(event["mm"]), _ns(clock, event["time"])
+        if event["kind"] == MM_ATTACH:
+            rows[mm] = _process(mm) | {
+                "tgid": int(event["tgid"]),
+                "comm": event["comm"].decode(errors="replace"),
+                "why": _WHY.get(int(event["why"])),
+                "pgd": int(event["pgd"]),
+                "attached_ns": time,
+                "attached_ticks": int(event["time"]),
+            }
+        elif mm in rows:
+            rows[mm] |= {"exited_ns": time, "exited_ticks": int(event["time"])}
+    for mm in np.unique(pages.key["mm"]).tolist():
+        rows.setdefault(mm, _process(mm))
+    for mm, row in rows.items():
+        of = pages.key["mm"] == mm
+        counts, sizes = pages.counts[of], pages.key["size"][of]
+        row["misses"], row["faulted"] = counts.sum(axis=0).tolist()
+        row["pages"] = int(np.count_nonzero(counts[:, 0]))
+        row["misses_by_page_size"] = {
+            str(size): count
+            for size in SIZES_BYTES
+            if (count := int(counts[sizes == size, 0].sum()))
+        }
+    return list(rows.values())
+
+
+def _process(mm: int) -> dict[str, Any]:
+    """A process that nothing is known of yet, with the keys that those on a bus have."""
+    unknown = dict.fromkeys(
+        ("why", "attached_ns", "exited_ns", "first_ticks", "attached_ticks", "exited_ticks")
+    )
+    tables = {"traced_bytes": 0, "untraced_bytes": 0, "untraced_tables": 0}
+    return {"mm": mm, "tgid": 0, "comm": "", "pgd": 0, **unknown, **tables}
+
+
+def _summary(
+    session: Session,
+    log: KernelLog,
+    clock: Clock,
+    pages: _Pages,
+    processes: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The content of ``summary.json``, with what a trap knows beside what a bus shows."""
+    misses, faulted = pages.counts.sum(axis=0).tolist()
+    lost = sum(ring.lost for ring in session.traps)
+    losses = {"traps": lost, "kernel_events": log.lost_events, "kernel_seqs": log.lost_seqs}
+    recorded = set(session.kernel.events).issuperset(FAULT_EVENTS)
+    markers = log.tables[
+        (log.tables["kind"] == MARKER) & (log.tables["cookie"] > np.uint64(COOKIE_STOP))
+    ]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "complete": session.complete,
+        "incomplete_reason": session.incomplete_reason,
+        "sampled_one_in": 1,
+        "granularity_bytes": session.board.granularity_bytes,
+        "levels": session.region.levels,
+        "totals": {
+            "misses": misses,
+            "faulted": faulted,
+            "pmd_reads": 0,
+            "stores": 0,
+            "readbacks": 0,
+            "accesses": pages.records,
+            "pages": int(np.count_nonzero(pages.counts[:, 0])),
+        },
+        "misses_by_span": {"1": misses, "2": 0, "4": 0, "8": 0},
+        "processes": processes,
+        "lost": sum(losses.values()),
+        "losses": losses,
+        "gaps": [],
+        "clock": clock.summary(),
+        "faults": {
+            "recorded": recorded,
+            "events": log.timed.faults,
+            "of_empty_entries": 0,
+            "of_other_entries": faulted,
+            "without_leaf_entry": 0,
+            "unmatched": 0,
+            "in_doubt": 0,
+            "without_event": 0,
+        },
+        "unexplained": {"reads": 0, "stores": 0, "events": 0, "examples": []},
+        "walks": {"whole": misses, "broken": 0, "ambiguous": 0},
+        "traps": {
+            "records": pages.records,
+            "waits": sum(ring.waits for ring in session.traps),
+            **{flag.name.lower(): count for flag, count in pages.flags.items() if flag.name},
+        },
+        "user_markers": [
+            {"cookie": int(event["cookie"]), "time_ns": _ns(clock, event["time"])}
+            for event in markers
+        ],
+        "warnings": [f"the recording is incomplete: {session.incomplete_reason}"]
+        if not session.complete
+        else [],
+    }
+
+
+def _ns(clock: Clock, cycles: np.uint64) -> int:
+    return int(clock.to_ns(np.array([cycles], np.uint64))[0])
