@@ -205,7 +205,9 @@ GCC = "echo 'int f(int x){return x?f(x-1)*x:1;}' | gcc -O2 -S -o - -x c -"
 REDIS = (
     "redis-server --port 7777 --save '' --daemonize yes --logfile /dev/null >/dev/null;"
     " redis-benchmark -p 7777 -q -n 2000 -r 5000 -t set,get,lpush >/dev/null;"
-    " redis-cli -p 7777 dbsize; redis-cli -p 7777 shutdown nosave"
+    " redis-cli -p 7777 eval"
+    " \"for i = 1, 3000 do redis.call('set', i, i * i) end return redis.call('get', 2999)\" 0;"
+    " redis-cli -p 7777 shutdown nosave"
 )
 ROWS = (
     Row("gups", ("gups", "--bytes", "16M", "--updates", "20480")),
