@@ -118,12 +118,12 @@ test-suite: docs man
 
 # By itself: beside others, fault events come so late that whose walk one is about is in doubt.
 test-exact:
-	$(PYTHON) -m ptat_testbed.check_exact --size small
-	$(PYTHON) -m ptat_testbed.sim_soc
+	$(PYTHON) -m ptat_testbed.suites.check_exact --size small
+	$(PYTHON) -m ptat_testbed.suites.sim_soc
 
 test-studies:
 	rm -rf docs/_build/studies-small
-	$(PYTHON) -m ptat_testbed.studies_small --output docs/_build/studies-small
+	$(PYTHON) -m ptat_testbed.suites.studies_small --output docs/_build/studies-small
 
 # With notebooks run anew, and pictures of the report of today; a warning fails the build.
 docs: .venv/docs-ready packages-browser
@@ -148,26 +148,26 @@ golden: .venv/ready
 
 # All that changes page tables, untraced and traced; WORDS: only groups with these in their names.
 kernel-exercise: setup packages-kernel
-	@$(PYTHON) -m ptat_testbed.kernel_exercise $(WORDS)
+	@$(PYTHON) -m ptat_testbed.suites.kernel_exercise $(WORDS)
 
 # What reclaim takes from a process that is traced, and from one that is not.
 kernel-reclaim: setup packages-kernel
-	@$(PYTHON) -m ptat_testbed.kernel_exercise --reclaim
+	@$(PYTHON) -m ptat_testbed.suites.kernel_exercise --reclaim
 
 # The kernel's own tests of mm; ALL=1: those that take minutes, too. STRESS: seconds of stress-ng.
 STRESS ?= 60
 kernel-selftests: setup packages-kernel
-	@$(PYTHON) -m ptat_testbed.kernel_selftests $(if $(ALL),--all) --stress $(STRESS)
+	@$(PYTHON) -m ptat_testbed.suites.kernel_selftests $(if $(ALL),--all) --stress $(STRESS)
 
 # Each of these builds kernels of its own, once.
 kernel-cost: packages .venv/ready
-	@$(PYTHON) -m ptat_testbed.kernel_cost
+	@$(PYTHON) -m ptat_testbed.suites.kernel_cost
 
 kernel-debug: setup
-	@$(PYTHON) -m ptat_testbed.kernel_debug
+	@$(PYTHON) -m ptat_testbed.suites.kernel_debug
 
 kernel-bisect: packages .venv/ready
-	@$(PYTHON) -m ptat_testbed.kernel_bisect
+	@$(PYTHON) -m ptat_testbed.suites.kernel_bisect
 
 # The patches of a kernel version as mails, checked: do they apply, does checkpatch complain?
 VERSION ?= 6.12
@@ -181,35 +181,35 @@ kernel-deb: packages-kernel
 	@kernel-patch/deb.sh $(if $(CONFIG),--config $(CONFIG))
 
 test-kernels: packages .venv/ready
-	@$(PYTHON) -m ptat_testbed.kernel_versions $(SERIES)
+	@$(PYTHON) -m ptat_testbed.suites.kernel_versions $(SERIES)
 
 SIZE ?= full
 check-exact: setup .venv/gateware-ready
-	$(PYTHON) -m ptat_testbed.check_exact --size $(SIZE)
+	$(PYTHON) -m ptat_testbed.suites.check_exact --size $(SIZE)
 
 # Each trapped miss is a walk of QEMU's own TLB, and each walk a record; SIZE=small
 check-trap: setup packages-kernel
-	@$(PYTHON) -m ptat_testbed.check_trap $(if $(filter small,$(SIZE)),--small)
+	@$(PYTHON) -m ptat_testbed.suites.check_trap $(if $(filter small,$(SIZE)),--small)
 
 check-hugepages: setup
-	@$(PYTHON) -m ptat_testbed.check_hugepages
+	@$(PYTHON) -m ptat_testbed.suites.check_hugepages
 
 bench: setup .venv/gateware-ready
 	$(PYTHON) studies/bench_pages.py
-	$(PYTHON) -m ptat_testbed.bench
-	$(PYTHON) -m ptat_testbed.bench_traps
+	$(PYTHON) -m ptat_testbed.suites.bench
+	$(PYTHON) -m ptat_testbed.suites.bench_traps
 	$(PYTHON) gateware/bench_pcie.py
-	$(PYTHON) -m ptat_testbed.sim_snoop --requests 10000000
-	$(PYTHON) -m ptat_testbed.bench_boards
+	$(PYTHON) -m ptat_testbed.suites.sim_snoop --requests 10000000
+	$(PYTHON) -m ptat_testbed.suites.bench_boards
 
 # Kills of ptat in mid-capture: KILLS=200 takes a quarter of an hour.
 KILLS ?= 10
 
 calibrate: packages setup .venv/gateware-ready
-	@$(PYTHON) -m ptat_testbed.calibrated
+	@$(PYTHON) -m ptat_testbed.suites.calibrated
 
 bench-boards: setup
-	@$(PYTHON) -m ptat_testbed.bench_boards
+	@$(PYTHON) -m ptat_testbed.suites.bench_boards
 
 # Each program's trace is some millions of accesses; CACHE=0 lets all of them reach the memory.
 STUDY ?= study-pagesize
@@ -222,7 +222,7 @@ study-pagesize: packages-studies .venv/ready
 
 # Goes on where it was stopped; results and figures are in studies-small/.
 studies-small: setup packages-studies
-	@$(PYTHON) -m ptat_testbed.studies_small
+	@$(PYTHON) -m ptat_testbed.suites.studies_small
 
 # Of a billion, if memory and disk have room, or so many.
 bench-parser: .venv/ready
@@ -249,16 +249,16 @@ fuzz: .venv/ready
 # A million controller cycles a second: REQUESTS=10000000 takes minutes.
 REQUESTS ?= 300000
 sim-snoop: packages .venv/gateware-ready
-	$(PYTHON) -m ptat_testbed.sim_snoop --requests $(REQUESTS)
+	$(PYTHON) -m ptat_testbed.suites.sim_snoop --requests $(REQUESTS)
 
 sim-soc: setup .venv/gateware-ready packages-firmware
-	@$(PYTHON) -m ptat_testbed.sim_soc
+	@$(PYTHON) -m ptat_testbed.suites.sim_soc
 
 mutate-gateware: packages .venv/gateware-ready
 	@$(PYTHON) gateware/tests/mutate.py
 
 usb-guest: setup
-	@$(PYTHON) -m ptat_testbed.usb_guest --kills $(KILLS)
+	@$(PYTHON) -m ptat_testbed.suites.usb_guest --kills $(KILLS)
 
 fresh:
 	setup/fresh.sh bookworm demo

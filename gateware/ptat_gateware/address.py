@@ -12,7 +12,7 @@ holds a mask.
 Above the hole that a PC leaves for devices below 4 GiB, memory appears higher by the hole's
 size. That is an addition and no XOR: at and above ``remap_first``, ``remap_offset`` is added.
 
-The host writes tables from masks: ``ptat_host.dram``.
+The host writes tables from masks: ``ptat_host.calibration.dram``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from ptat_gateware.layouts import COLUMN_BITS, ROW_BITS, coordinate_layout, ille
 from ptat_gateware.snoop.decoder import COUNTER_BITS, MATCHED_COUNT
 from ptat_gateware.snooper import Snooper
 from ptat_parser import wire
-from ptat_parser.blocks import BusReader, Lost, MarkRecord
+from ptat_parser.capture.chunks import Lost, MarkRecord
+from ptat_parser.capture.reader import BusReader
 
 SNOOP, SYS = 1, 2
 DOMAINS = ("snoop", "sys")

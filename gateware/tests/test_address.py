@@ -12,8 +12,8 @@ from verilated import Bench, Registers, needs_verilator
 
 from ptat_gateware import address, layouts
 from ptat_gateware.address import AddressMap
-from ptat_host import dram
-from ptat_host.dram import Mapping, Remap
+from ptat_host.calibration import dram
+from ptat_host.calibration.dram import Mapping, Remap
 
 pytestmark = needs_verilator
 

@@ -12,7 +12,7 @@ from verilated import Bench, Registers, needs_verilator
 
 from ptat_gateware import filter as filtering
 from ptat_gateware.filter import WINDOWS, WindowFilter
-from ptat_host import dram
+from ptat_host.calibration import dram
 
 pytestmark = needs_verilator
 

@@ -11,7 +11,7 @@ from migen import ClockDomainsRenamer
 
 from ptat_gateware.selftest import Meter, PatternGenerator, pattern
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
-from ptat_parser.blocks import BlockWriter
+from ptat_parser.capture.writer import BlockWriter
 
 ACCESSES = 6
 

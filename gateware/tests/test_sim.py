@@ -12,13 +12,15 @@ import pytest
 from ptat_gateware.sim import geometry, run
 from ptat_gateware.sim.build import SimulatorError, simulator
 from ptat_gateware.sim.words import CHANNEL_SHIFT
-from ptat_host.dram import Window
+from ptat_host.calibration.dram import Window
 from ptat_parser import wire
-from ptat_parser.blocks import BlockWriter, BusReader, Lost
+from ptat_parser.capture.chunks import Lost
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput
-from ptat_testbed import sim_snoop
-from ptat_testbed.sim_snoop import Requests, Stall, Stream, Verdict, Wrong
-from ptat_testbed.snooped import SnoopedMemory
+from ptat_testbed.bus.snooped import SnoopedMemory
+from ptat_testbed.suites import sim_snoop
+from ptat_testbed.suites.sim_snoop import Requests, Stall, Stream, Verdict, Wrong
 
 needs_verilator = pytest.mark.skipif(
     shutil.which("verilator") is None or shutil.which("g++") is None,

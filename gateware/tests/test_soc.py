@@ -29,7 +29,8 @@ from ptat_host.boards.client import Client
 from ptat_host.boards.udp import UdpLink
 from ptat_host.protocol import Command, Frame, FrameReader, Identity, State
 from ptat_parser import wire
-from ptat_parser.blocks import BusReader, MarkRecord
+from ptat_parser.capture.chunks import MarkRecord
+from ptat_parser.capture.reader import BusReader
 
 needs_tools = pytest.mark.skipif(
     shutil.which("verilator") is None or shutil.which("riscv64-unknown-elf-gcc") is None,

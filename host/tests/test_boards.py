@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ptat_host import live
 from ptat_host.boards import hardware, usb
 from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_host.boards.live import clock
+from ptat_host.boards.live import machine as live_machine
 from ptat_host.boards.usb import UsbBoard
 from ptat_host.cli import main
 from ptat_parser import wire
@@ -101,16 +102,16 @@ def test_a_replay_runs_nothing(recorded, capsys):
 
 def test_this_machine_cannot_be_traced(tmp_path, monkeypatch):
     request = RecordRequest(["true"], tmp_path, tmp_path, {}, children=False)
-    monkeypatch.setattr(live, "CONTROL", tmp_path / "ptat")
+    monkeypatch.setattr(live_machine, "CONTROL", tmp_path / "ptat")
     with pytest.raises(BoardError, match="lacks PTAT"):
-        live.LiveMachine(request)
+        live_machine.LiveMachine(request)
     (tmp_path / "ptat").mkdir()
     with pytest.raises(BoardError, match="no region"):
-        live.LiveMachine(request)
+        live_machine.LiveMachine(request)
     (tmp_path / "ptat" / "region").write_text("base 0\n")
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(BoardError, match="only root"):
-        live.LiveMachine(request)
+        live_machine.LiveMachine(request)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_this_machine_cannot_be_traced(tmp_path, monkeypatch):
     ],
 )
 def test_frequency_in_the_kernels_messages(messages, expected):
-    assert live.tsc_hz(messages) == expected
+    assert clock.tsc_hz(messages) == expected
 
 
 def test_windows_are_rounded_outwards():

@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 
-from ptat_host import calibrate, dram, protocol
+from ptat_host import protocol
+from ptat_host.calibration import address_functions, dram
 from ptat_parser.errors import BadInput
 
 OBSERVATIONS = 600
@@ -21,7 +22,7 @@ def read(mapping, first=0, size=None, channel=None, count=OBSERVATIONS, wrong=0.
         kept = coordinates["channel"] == channel
         address = address[kept]
         coordinates = {name: values[kept] for name, values in coordinates.items()}
-    packed = calibrate.pack(coordinates)
+    packed = address_functions.pack(coordinates)
     kept = numbers.random(len(address)) >= wrong
     address, packed = address[kept], packed[kept]
     foreign = numbers.random(len(address)) < wrong
@@ -48,7 +49,7 @@ def test_published_mappings_are_recovered(name, channels, ranks):
     if ranks == 1:
         mapping = one_rank(mapping)
     address, packed, foreign = read(mapping)
-    found = calibrate.solve(address, packed)
+    found = address_functions.solve(address, packed)
     # Each function, mask by mask.
     assert {n: m for n, m in found.functions.items() if m} == {
         n: list(m) for n, m in mapping.functions.items() if m
@@ -64,7 +65,7 @@ def test_a_region_is_enough_for_its_own_addresses(name, channels):
     mapping = dram.preset(name, channels)
     first, size = REGION
     address, packed, _ = read(mapping, first, size, channel=0, count=1500)
-    found = calibrate.solve(address, packed)
+    found = address_functions.solve(address, packed)
     fresh, coordinate, _ = read(mapping, first, size, channel=0, wrong=0, seed=9)
     assert (
         found.program().addresses(coordinate & np.uint64((1 << dram.BUS_BITS) - 1)) == fresh
@@ -84,7 +85,7 @@ def test_nothing_foreign_appears_in_the_region(name, channels):
     """Reads anywhere else never get an address of the region."""
     mapping = dram.preset(name, channels)
     first, size = REGION
-    found = calibrate.solve(*read(mapping, first, size, channel=0, count=1500)[:2])
+    found = address_functions.solve(*read(mapping, first, size, channel=0, count=1500)[:2])
     address, coordinate, _ = read(mapping, channel=0, wrong=0, count=20000)
     outside = (address < first) | (address >= first + size)
     assert outside.sum() > 5000
@@ -97,7 +98,7 @@ def test_nothing_foreign_appears_in_the_region(name, channels):
 def test_two_boards_calibrated_together(name, channel):
     """Both channels' observations at once; each board is then programmed for its own."""
     mapping = dram.preset(name, 2)
-    found = calibrate.solve(*read(mapping)[:2])
+    found = address_functions.solve(*read(mapping)[:2])
     address, coordinate, _ = read(mapping, channel=channel, wrong=0, seed=5)
     seen = coordinate & np.uint64((1 << dram.BUS_BITS) - 1)
     assert (found.program(channel).addresses(seen) == address).all()
@@ -110,7 +111,7 @@ def test_inverted_functions():
     mapping = dram.preset("ivy-bridge")
     address, packed, _ = read(mapping)
     flip = np.uint64(1 << dram.FIELDS["column"] + dram.FIELDS["row"])  # bank 0
-    found = calibrate.solve(address, packed ^ flip)
+    found = address_functions.solve(address, packed ^ flip)
     assert found.inverted["bank"] == [True, False, False]
     assert "bank 0 = 13 ^ 17 ^ one" in found.describe()
     assert found.functions["bank"] == list(mapping.functions["bank"])
@@ -135,14 +136,14 @@ def test_arbitrary_mappings(seed):
             continue  # singular
         break
     address, packed, _ = read(mapping)
-    found = calibrate.solve(address, packed)
+    found = address_functions.solve(address, packed)
     assert {n: m for n, m in found.functions.items() if m} == functions
 
 
 def test_what_is_programmed():
     """SET_MATRIX is the same as the tables that the mapping itself would give."""
     mapping = dram.preset("haswell", row_bits=17)
-    found = calibrate.solve(*read(mapping)[:2])
+    found = address_functions.solve(*read(mapping)[:2])
     *columns, always, first, offset = protocol.MATRIX.unpack(found.program().payload())
     assert (first, offset) == (0, 0)
     used = [i for i, c in enumerate(mapping.contributions[: dram.BUS_BITS]) if c]
@@ -154,9 +155,9 @@ def test_what_is_programmed():
 def test_too_little():
     mapping = dram.preset("skylake")
     with pytest.raises(BadInput, match="too few for"):
-        calibrate.solve(*read(mapping, count=60)[:2])
+        address_functions.solve(*read(mapping, count=60)[:2])
     with pytest.raises(BadInput, match="too few for"):
-        calibrate.solve([], [])
+        address_functions.solve([], [])
 
 
 def test_a_memory_hole_is_no_xor():
@@ -165,7 +166,7 @@ def test_a_memory_hole_is_no_xor():
     address, packed, _ = read(mapping, count=2000)
     moved = address + np.uint64(0x5000_0000) * (address >= np.uint64(0x3000_0000))
     with pytest.raises(BadInput, match=r"no XOR of address bits gives .*row 1") as caught:
-        calibrate.solve(moved, packed)
+        address_functions.solve(moved, packed)
     assert "memory hole" in caught.value.hint
 
 
@@ -173,7 +174,7 @@ def test_a_busy_machine():
     mapping = dram.preset("ivy-bridge")
     address, packed, _ = read(mapping, wrong=0.6)
     with pytest.raises(BadInput):
-        calibrate.solve(address, packed)
+        address_functions.solve(address, packed)
 
 
 def test_a_rank_that_the_board_does_not_see():
@@ -181,25 +182,27 @@ def test_a_rank_that_the_board_does_not_see():
     address, packed, _ = read(mapping)
     rank = sum(dram.FIELDS[name] for name in ("column", "row", "bank", "bank_group"))
     with pytest.raises(BadInput, match=r"differ in the bits .* have one coordinate"):
-        calibrate.solve(address, packed & ~np.uint64(1 << rank)).program()
+        address_functions.solve(address, packed & ~np.uint64(1 << rank)).program()
 
 
 def test_the_result_in_words():
     mapping = dram.preset("ivy-bridge")
     first, size = REGION
-    lines = calibrate.solve(*read(mapping, first, size)[:2]).describe()
+    lines = address_functions.solve(*read(mapping, first, size)[:2]).describe()
     assert "bank 0 = 13 ^ 17" in lines
     assert "determined address bits: 3-27" in lines
     assert "not determined: 30 was always 1" in lines
     assert "not determined: 28-29, 31-38 were always 0" in lines
     # One channel of two: only XORs are known.
     mapping = dram.preset("ivy-bridge", 2)
-    lines = calibrate.solve(*read(mapping, first, size, channel=0, count=1500)[:2]).describe()
+    lines = address_functions.solve(
+        *read(mapping, first, size, channel=0, count=1500)[:2]
+    ).describe()
     assert "not determined: 7 ^ 8 ^ 9 ^ 12 ^ 13 ^ 18 ^ 19 was always 0" in lines
 
 
 def test_lengths_that_differ():
     with pytest.raises(BadInput, match="addresses for"):
-        calibrate.solve([1, 2], [1])
+        address_functions.solve([1, 2], [1])
     with pytest.raises(BadInput, match="more than 3 bits"):
-        calibrate.pack({"bank": [8]})
+        address_functions.pack({"bank": [8]})

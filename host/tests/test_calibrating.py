@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ptat_host import boards, calibrate, dram, live, mapping, protocol, reads
+from ptat_host import boards, protocol
 from ptat_host.boards.base import BoardError
 from ptat_host.boards.hardware import BoardSet, HardwareBoard
+from ptat_host.boards.live import lock as live_lock
+from ptat_host.boards.live import machine as live_machine
+from ptat_host.calibration import address_functions, dram, known_reads, saved_mapping
 from ptat_host.cli import main
 from ptat_host.protocol import Command, Frame, Status
 from ptat_parser import wire
@@ -36,7 +39,7 @@ class Machine:
     def read(self, address: int, times: int) -> None:
         at = self.mapping.coordinates(np.array([address], np.uint64))
         channel = int(at.pop("channel")[0])
-        coordinate = int(calibrate.pack(at)[0])
+        coordinate = int(address_functions.pack(at)[0])
         for number, link in enumerate(self.links):
             for _ in range(times):
                 if number == channel and self.numbers.random() >= self.foreign:
@@ -134,16 +137,18 @@ class FakeBoard(HardwareBoard):
 def start(monkeypatch, tmp_path) -> Iterator:
     """Puts boards on this many of a machine's channels; the command line finds them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(live, "LOCK", tmp_path / "lock")
-    monkeypatch.setattr(live, "checks", lambda: [])
-    monkeypatch.setattr(reads, "region", lambda: REGION)
+    monkeypatch.setattr(live_lock, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(live_machine, "checks", lambda: [])
+    monkeypatch.setattr(known_reads, "region", lambda: REGION)
 
     def run(machine: Machine, number: int) -> list[Link]:
         machine.links = [Link(machine, i) for i in range(number)]
         found = [FakeBoard(link) for link in machine.links]
         board = found[0] if number == 1 else BoardSet(found)
         monkeypatch.setattr(boards, "load_all", lambda names: board)
-        monkeypatch.setattr(reads, "RegionLoads", lambda base: contextlib.nullcontext(machine))
+        monkeypatch.setattr(
+            known_reads, "RegionLoads", lambda base: contextlib.nullcontext(machine)
+        )
         return machine.links
 
     return run
@@ -167,14 +172,16 @@ def test_two_boards(start, name, capsys):
         ours = masks(found, part) + [0] * len(seen)
         assert [mask & ((1 << 26) - (1 << 6)) for mask in ours][: len(seen)] == seen
     # What is loaded gives back the addresses of the region, on each channel.
-    addresses = np.array(reads.chosen(*REGION, 500, seed=9), np.uint64)
+    addresses = np.array(known_reads.chosen(*REGION, 500, seed=9), np.uint64)
     at = machine.mapping.coordinates(addresses)
-    for number, program in enumerate(mapping.read(Path("ptat-mapping.json"), *REGION, 2)):
+    for number, program in enumerate(saved_mapping.read(Path("ptat-mapping.json"), *REGION, 2)):
         assert list(links[number].columns) == program.columns
         here = {key: value[at["channel"] == number] for key, value in at.items()}
         channel = here.pop("channel")
         assert channel.size > 100
-        assert (program.addresses(calibrate.pack(here)) == addresses[at["channel"] == number]).all()
+        assert (
+            program.addresses(address_functions.pack(here)) == addresses[at["channel"] == number]
+        ).all()
 
 
 def test_one_board_in_words(start, capsys):
@@ -253,41 +260,41 @@ def mapping_file(start) -> Path:
 def test_damaged_files(mapping_file, change, message):
     mapping_file.write_text(change(mapping_file.read_text()))
     if message is None:  # in what is for people only
-        mapping.read(mapping_file, *REGION, 1)
+        saved_mapping.read(mapping_file, *REGION, 1)
         return
     with pytest.raises(BadInput, match=message):
-        mapping.read(mapping_file, *REGION, 1)
+        saved_mapping.read(mapping_file, *REGION, 1)
 
 
 def test_a_mapping_for_something_else(mapping_file):
     with pytest.raises(BadInput, match="calibrate again with this region"):
-        mapping.read(mapping_file, REGION[0], REGION[1] * 2, 1)
+        saved_mapping.read(mapping_file, REGION[0], REGION[1] * 2, 1)
     with pytest.raises(BadInput, match=r"is for 1 channel\(s\), not 2"):
-        mapping.read(mapping_file, *REGION, 2)
+        saved_mapping.read(mapping_file, *REGION, 2)
     with pytest.raises(BadInput, match="No such file"):
-        mapping.read(Path("nowhere"), *REGION, 1)
+        saved_mapping.read(Path("nowhere"), *REGION, 1)
 
 
 def test_reads_need_a_region(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(reads, "REGION", tmp_path / "region")
+    monkeypatch.setattr(known_reads, "REGION", tmp_path / "region")
     with pytest.raises(PtatError, match="no PTAT with a region"):
-        reads.region()
+        known_reads.region()
     (tmp_path / "region").mkdir()
     (tmp_path / "region" / "base").write_text("0x40000000\n")
     (tmp_path / "region" / "size").write_text("65536\n")
-    assert reads.region() == (0x4000_0000, 0x1_0000)
+    assert known_reads.region() == (0x4000_0000, 0x1_0000)
     with pytest.raises(PtatError, match="the region has 1024"):
-        reads.chosen(0x4000_0000, 0x1_0000, 1025, 1)
-    monkeypatch.setattr(reads, "LOAD", tmp_path / "load")
+        known_reads.chosen(0x4000_0000, 0x1_0000, 1025, 1)
+    monkeypatch.setattr(known_reads, "LOAD", tmp_path / "load")
     with pytest.raises(PtatError, match="cannot open") as caught:
-        reads.RegionLoads(0)
+        known_reads.RegionLoads(0)
     assert caught.value.hint == "mount debugfs"
 
 
 def test_loads_are_asked_for_by_offset(monkeypatch, tmp_path):
     load = tmp_path / "load"
     load.touch()
-    monkeypatch.setattr(reads, "LOAD", load)
-    with reads.RegionLoads(4096) as loads:
+    monkeypatch.setattr(known_reads, "LOAD", load)
+    with known_reads.RegionLoads(4096) as loads:
         loads.read(4096 + 64, 3)
     assert load.read_text() == "646464"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from reported import change, damage, expect, make_session, page_row, process
 
-from ptat_host import overhead
 from ptat_host.cli import main
-from ptat_host.diff import Change
+from ptat_host.reports import recording_cost
+from ptat_host.reports.comparison import Change
 
 
 @pytest.fixture
@@ -102,15 +102,15 @@ def test_overhead(session, capsys):
 
 def test_overhead_agrees_with_what_the_paper_measured():
     """To 15 %: what a miss costs with ptat, relative to a trap, with no or one PMD read each."""
-    costs = overhead.Costs()
+    costs = recording_cost.Costs()
     totals = {"misses": 1_000_000, "faulted": 0, "stores": 0}
     least, most = (
         one.added_s / one.trap_added_s
         for one in (
-            overhead.estimate(totals | {"pmd_reads": reads}, costs, None)
+            recording_cost.estimate(totals | {"pmd_reads": reads}, costs, None)
             for reads in (0, 1_000_000)
         )
     )
-    for name, ptat, trap in overhead.PAPER:
+    for name, ptat, trap in recording_cost.PAPER:
         measured = (ptat - 1) / (trap - 1)
         assert least / 1.15 < measured < most * 1.15, name

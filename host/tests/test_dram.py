@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_host import dram
-from ptat_host.dram import FIELDS, PRESETS, Mapping, Remap, Window, preset, window_writes
+from ptat_host.calibration import dram
+from ptat_host.calibration.dram import (
+    FIELDS,
+    PRESETS,
+    Mapping,
+    Remap,
+    Window,
+    preset,
+    window_writes,
+)
 from ptat_parser import wire
 from ptat_parser.errors import BadInput
 

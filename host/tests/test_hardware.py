@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ptat_host import fill, live
+from ptat_host.boards import buffer_fill
 from ptat_host.boards.client import Client, LinkError
+from ptat_host.boards.live import machine as live_machine
+from ptat_host.boards.live.child import Run
 from ptat_host.cli import main
-from ptat_host.live import Run
 from ptat_host.protocol import Command
 
 REGION = {
@@ -26,7 +27,7 @@ REGION = {
 
 
 class Machine:
-    """As `live.LiveMachine`, but nothing is traced."""
+    """As `live_machine.LiveMachine`, but nothing is traced."""
 
     region = REGION
     kernel: ClassVar[dict[str, Any]] = {"release": "6.12", "tsc_hz": 10**9, "cpus": 1, "events": []}
@@ -52,8 +53,8 @@ class Machine:
                 child.wait()
         return Run(exit_status=child.returncode, failure=failure)
 
-    def fills(self) -> list[fill.Fill]:
-        return [fill.Fill("kernel log, CPU 0", 1, 4096)]
+    def fills(self) -> list[buffer_fill.Fill]:
+        return [buffer_fill.Fill("kernel log, CPU 0", 1, 4096)]
 
     def aftermath(self) -> dict[str, Any]:
         return {"stat": {}, "check": None, "warnings": []}
@@ -63,7 +64,7 @@ class Machine:
 def boards(program, source, monkeypatch, tmp_path) -> Iterator[Callable[..., list[str]]]:
     """Starts a board for each list of faults; returns the options that name them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(live, "LiveMachine", Machine)
+    monkeypatch.setattr(live_machine, "LiveMachine", Machine)
     running = []
 
     def start(*faults: list[str]) -> list[str]:
@@ -104,8 +105,10 @@ def test_one_board(boards, source):
 
 def test_how_full_the_buffers_are(boards, monkeypatch):
     told = []
-    write = fill.write
-    monkeypatch.setattr(fill, "write", lambda path, fills: told.append(fills) or write(path, fills))
+    write = buffer_fill.write
+    monkeypatch.setattr(
+        buffer_fill, "write", lambda path, fills: told.append(fills) or write(path, fills)
+    )
     status, _ = record(boards([]))
     assert status == 0
     board, log = told[0]

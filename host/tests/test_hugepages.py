@@ -11,9 +11,9 @@ import pytest
 from reported import change, expect, make_session, page_row, process
 
 import ptat_parser
-from ptat_host import hugepages, tlb
 from ptat_host.cli import main
-from ptat_host.tlb import MODELS, Array, Pages
+from ptat_host.reports import larger_pages, tlb
+from ptat_host.reports.tlb import MODELS, Array, Pages
 from ptat_parser import Trace
 from ptat_parser.errors import PtatError
 
@@ -123,7 +123,7 @@ def test_an_array_in_huge_pages(session, capsys):
 @pytest.mark.parametrize(("faults", "left"), [(0, 50), (20, 30), (45, 20)])
 def test_others_miss_less_by_the_faults_that_are_spared(session, faults, left):
     """Half of their 100 misses stay by the replays, and never fewer than the replay counts."""
-    replays = hugepages._Replays(Trace(ptat_parser.load(session)), MODELS["skylake"])
+    replays = larger_pages._Replays(Trace(ptat_parser.load(session)), MODELS["skylake"])
     replays.before, replays.recorded = np.array([10, 40]), np.array([10, 100])
     assert replays.others(np.array([1, 20]), np.array([True, False]), faults) == left
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from reported import expect, make_session
 
-from ptat_host import kernel_misses, perf_script
 from ptat_host.cli import main
+from ptat_host.reports import kernel_profile, perf_script
 from ptat_parser.errors import BadInput
 from ptat_parser.formats import kernel_misses as log
 
@@ -39,8 +39,8 @@ def session(tmp_path, monkeypatch) -> Path:
     """Misses under entry > write > ext4, in ext4 and in the copy; another process's in write."""
     directory = tmp_path / "s"
     make_session(directory)
-    monkeypatch.setattr(kernel_misses, "read_kernel_log", lambda path: None)
-    monkeypatch.setattr(kernel_misses, "traced_spaces", lambda tables: {PGD})
+    monkeypatch.setattr(kernel_profile, "read_kernel_log", lambda path: None)
+    monkeypatch.setattr(kernel_profile, "traced_spaces", lambda tables: {PGD})
     copy = (0xFFFFFFFF << 32) | COPY
     records = [
         *(
@@ -88,7 +88,7 @@ def test_everyone(session, capsys):
 
 
 def test_windows(session):
-    first, second = kernel_misses.in_windows(session, [(0, 1003), (1004, 1004)])
+    first, second = kernel_profile.in_windows(session, [(0, 1003), (1004, 1004)])
     assert sum(first.misses.values()) == 1
     assert sum(second.misses.values()) == 7
 

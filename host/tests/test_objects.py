@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ptat_host import maps, recorder, symbols
+from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError
-from ptat_host.maps import FOREVER_NS
-from ptat_host.objects import Objects
+from ptat_host.recording import maps, symbols
+from ptat_host.recording.maps import FOREVER_NS
+from ptat_host.reports.objects import Objects
 
 PROGRAM = r"""
 #define _GNU_SOURCE
@@ -166,11 +167,11 @@ def recorded(tmp_path_factory) -> tuple[Path, list[int]]:
     subprocess.run(["gcc", "-g", "-O0", "-w", "-o", program, directory / "program.c"], check=True)
     (directory / "kernel").mkdir()
     try:
-        recording = recorder.Recording(maps.path_of(directory), heap=True)
+        recording = recorder_programs.Recording(maps.path_of(directory), heap=True)
     except BoardError as error:
         pytest.skip(error.message)
     with recording:
-        env = recorder.heap_environment(os.environ, 65536, recording.socket)
+        env = recorder_programs.heap_environment(os.environ, 65536, recording.socket)
         said = subprocess.run([program], env=env, stdout=subprocess.PIPE, check=True, text=True)
     assert recording.written
     symbols.collect(directory)
@@ -266,7 +267,7 @@ def test_a_child_on_another_cpu_is_known_from_its_fork(tmp_path):
     """Too short for a snapshot: nothing else would tell of its exec."""
     target = maps.path_of(tmp_path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with recorder.Recording(target, heap=False) as recording:
+    with recorder_programs.Recording(target, heap=False) as recording:
         subprocess.run([sys.executable, "-c", FORKS], check=True)
     assert recording.written
     lines = [json.loads(line) for line in target.read_text().splitlines()]

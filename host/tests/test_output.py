@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from reported import PAGES, damage, expect, make_session, write_summary
 
-from ptat_host import cli, console, report, script
+from ptat_host import cli, console
 from ptat_host.cli import main
 from ptat_host.commands.misses import EXPORT_FORMATS
+from ptat_host.reports import session_report, trace_text
 from ptat_parser import Misses, Results, Trace, Validation
 from ptat_parser.checks.validation import Compared
 from ptat_parser.formats.session import Session
@@ -50,7 +51,7 @@ def test_report_as_json(session, capsys):
     assert main(["report", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     expect("report.json", json.dumps(content, indent=2) + "\n")
-    assert report.is_whole(content)
+    assert session_report.is_whole(content)
 
 
 def test_output_survives_a_small_locale(session):
@@ -84,8 +85,8 @@ def test_strict_report_fails_on_each_kind_of_loss(session, capsys):
 
 def test_report_fits_a_terminal(session):
     """80 columns cut nothing off."""
-    content = report.summarise(Results(Session(session), summary_of(session)), top=10)
-    lines = console.plain(report.render(content)).splitlines()
+    content = session_report.summarise(Results(Session(session), summary_of(session)), top=10)
+    lines = console.plain(session_report.render(content)).splitlines()
     assert max(map(len, lines)) <= 80
 
 
@@ -95,11 +96,11 @@ def summary_of(session: Path) -> dict:
 
 def test_hot_share():
     misses = np.array([1, 1, 1, 1, 96])
-    assert report.hot_share(misses, 5) == 0.96
-    assert report.hot_share(misses, 20) == 0.96
-    assert report.hot_share(misses, 25) == 0.97
-    assert report.hot_share(misses, 100) == 1.0
-    assert report.hot_share(misses[:0], 5) is None
+    assert session_report.hot_share(misses, 5) == 0.96
+    assert session_report.hot_share(misses, 20) == 0.96
+    assert session_report.hot_share(misses, 25) == 0.97
+    assert session_report.hot_share(misses, 100) == 1.0
+    assert session_report.hot_share(misses[:0], 5) is None
 
 
 def test_script(session, capfdbinary):
@@ -127,7 +128,7 @@ def test_script_stops_at_the_limit_in_any_batch(session, limit):
 
     out = io.BytesIO()
     misses = Trace(Results(Session(session), summary_of(session))).misses()
-    script.write(Batched(**vars(misses)), out, limit=limit)
+    trace_text.write(Batched(**vars(misses)), out, limit=limit)
     assert out.getvalue().count(b"\n") == 1 + min(limit, 107)
 
 
@@ -324,9 +325,9 @@ def test_the_commands_are_these():
 
 def test_what_options_left_out_is_named():
     whole = {"children": True, "levels": "pte+pmd", "faults": {"recorded": True}}
-    assert report._left_out(whole) == []
+    assert session_report._left_out(whole) == []
     part = {"children": False, "levels": "pte", "faults": {"recorded": False}}
-    named = report._left_out(part)
+    named = session_report._left_out(part)
     assert [option for one in named for option in re.findall(r"--[a-z-]+", one)] == [
         "--no-children",
         "--levels",

@@ -17,9 +17,10 @@ from typing import ClassVar
 
 import pytest
 
-from ptat_host import boards, doctor, record
+from ptat_host import boards
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.cli import main
+from ptat_host.recording import requirements, session_recording
 from ptat_parser.capture import block_index
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.formats import archive
@@ -211,7 +212,7 @@ def test_full_disk_is_said_and_described(monkeypatch, capsys):
 def test_really_full_disk_can_still_be_described(monkeypatch, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    monkeypatch.setattr(record, "FREE_BYTES_MIN", 0)
+    monkeypatch.setattr(session_recording, "FREE_BYTES_MIN", 0)
 
     def behaviour(request: RecordRequest) -> RecordResult:
         with (request.session_dir / "bus.0.raw").open("ab", buffering=0) as bus:
@@ -228,7 +229,7 @@ def test_really_full_disk_can_still_be_described(monkeypatch, tmp_path):
 
 
 def test_too_full_disk_is_refused_before_recording(monkeypatch, capsys):
-    monkeypatch.setattr(record, "FREE_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr(session_recording, "FREE_BYTES_MIN", 1 << 62)
     assert main(["record", "true"]) == 2
     assert not FakeBoard.requests
     assert "a recording needs at least" in capsys.readouterr().err
@@ -297,13 +298,13 @@ def test_doctor_says_what_to_do(monkeypatch, capsys):
 
 def test_doctor_looks_at_this_machine(monkeypatch, tmp_path):
     def check(name: str) -> Check:
-        return {check.name: check for check in doctor.host_checks(tmp_path, tmp_path)}[name]
+        return {check.name: check for check in requirements.host_checks(tmp_path, tmp_path)}[name]
 
     assert check("sessions").ok is True
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert check("sessions").ok is False and "not writable" in check("sessions").detail
     monkeypatch.undo()
-    monkeypatch.setattr(doctor, "FREE_BYTES_MIN", 1 << 62)
+    monkeypatch.setattr(requirements, "FREE_BYTES_MIN", 1 << 62)
     assert check("sessions").ok is False
 
     assert check("system").ok is (platform.machine() == "x86_64")
@@ -343,7 +344,9 @@ def test_a_capture_can_be_left_as_it_came(monkeypatch):
 def test_recording_compiles_nothing():
     """In an emulated guest, or on a slow machine, importing numba alone outlasts a recording."""
     code = (
-        "import sys; from ptat_host import cli, record, live; import ptat_host.boards as boards\n"
+        "import sys; from ptat_host import boards, cli\n"
+        "from ptat_host.boards.live import machine\n"
+        "from ptat_host.recording import session_recording\n"
         "cli._parser(); [boards.load(name) for name in boards.names()]\n"
         "sys.exit('numba' in sys.modules)"
     )

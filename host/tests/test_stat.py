@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_host import cli, perf_stat, pmu, stat
+from ptat_host import cli
+from ptat_host.reports import counters, perf_stat, pmu
 from ptat_parser.errors import BadInput
 
 DATA = Path(__file__).parent / "data"
@@ -73,7 +74,7 @@ def as_json_lines(listing) -> str:
 def test_published_percentages_are_recomputed(listing, write):
     (found,) = perf_stat.read(write(listing), "listing")
     assert {count.event: count.value for count in found.counts} == listing["counts"]
-    texts = {one.name: one.text.replace(",", "") for one in stat.metrics(found)}
+    texts = {one.name: one.text.replace(",", "") for one in counters.metrics(found)}
     assert [texts[name] for name in RATIOS] == listing["printed"]
 
 
@@ -131,7 +132,7 @@ def test_metrics_of_page_walks():
         "ITLB_MISSES.WALK_DURATION": 2500,
         "L1D.REPLACEMENT": 77,
     }
-    found = values(stat.metrics(stat_of(counts)))
+    found = values(counters.metrics(stat_of(counts)))
     assert found == {
         "cycles spent in page walks (data)": 12,
         "page walks per 1000 instructions (data)": 8,
@@ -146,7 +147,7 @@ def test_metrics_of_page_walks():
 
 @pytest.mark.parametrize("cpu", pmu.CPUS, ids=lambda cpu: cpu.name)
 def test_every_cpu_gives_walks_for_its_own_events(cpu):
-    found = values(stat.metrics(stat_of(dict.fromkeys(cpu.events(), 1000.0)), cpu))
+    found = values(counters.metrics(stat_of(dict.fromkeys(cpu.events(), 1000.0)), cpu))
     assert found["page walks per 1000 instructions (data)"] > 0
     assert found["page walks per 1000 instructions (instructions)"] > 0
     assert ("cycles spent in page walks (data)" in found) == ("intel" in cpu.title.lower())
@@ -155,16 +156,16 @@ def test_every_cpu_gives_walks_for_its_own_events(cpu):
 def test_what_was_not_counted_gives_no_metric():
     counts = {"cycles": None, "instructions": 10.0, "itlb_misses.walk_completed": 0.0}
     found = stat_of(counts)
-    assert values(stat.metrics(found)) == {"page walks per 1000 instructions (instructions)": 0}
-    assert any("not counted: cycles" in text for text in stat.warnings(found, None))
+    assert values(counters.metrics(found)) == {"page walks per 1000 instructions (instructions)": 0}
+    assert any("not counted: cycles" in text for text in counters.warnings(found, None))
 
 
 def test_shares_below_half_are_warned_of():
     few = stat_of({"cycles": 10.0, "instructions": 20.0}, running=0.49)
-    (metric,) = stat.metrics(few)
+    (metric,) = counters.metrics(few)
     assert (metric.value, metric.running) == (2, 0.49)
-    assert "counted less than 50%" in stat.warnings(few, None)[0]
-    assert not stat.warnings(stat_of({"cycles": 10.0}, running=0.5), None)
+    assert "counted less than 50%" in counters.warnings(few, None)[0]
+    assert not counters.warnings(stat_of({"cycles": 10.0}, running=0.5), None)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +327,7 @@ def perf_that(tmp_path, monkeypatch, script: str) -> None:
     perf.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "cpu").touch()
-    monkeypatch.setattr(stat, "PMUS", tmp_path)
+    monkeypatch.setattr(counters, "PMUS", tmp_path)
 
 
 def test_run_passes_on_the_status_and_names_the_events(tmp_path, monkeypatch, capsys):

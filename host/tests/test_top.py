@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from reported import damage, expect, make_session
 
-from ptat_host import console, fill, top
+from ptat_host import console
+from ptat_host.boards import buffer_fill
+from ptat_host.boards.buffer_fill import Fill
 from ptat_host.cli import main
-from ptat_host.fill import Fill
-from ptat_host.record import RUNNING
-from ptat_host.top import ENDED, RECORDING, STARTING, Follower, View
+from ptat_host.recording.session_recording import RUNNING
+from ptat_host.reports import live_view
+from ptat_host.reports.live_view import ENDED, RECORDING, STARTING, Follower, View
 
 
 class Growing:
@@ -70,10 +72,10 @@ def test_a_session_that_grows(growing):
         assert sum(one.misses for one in view.processes) == view.misses
         assert view.full_in_s is not None and view.full_in_s > 0
     assert totals == sorted(set(totals))
-    now[0] += top.QUIET_S
+    now[0] += live_view.QUIET_S
     view = follower.view()
-    assert (view.misses, view.quiet_s, view.total) == (0, top.QUIET_S, totals[-1])
-    assert "nothing came for 3 s" in console.plain(top.render(view))
+    assert (view.misses, view.quiet_s, view.total) == (0, live_view.QUIET_S, totals[-1])
+    assert "nothing came for 3 s" in console.plain(live_view.render(view))
     growing.describe(complete=True, incomplete_reason=None)
     assert follower.view().state == ENDED
     assert view.objects is None
@@ -98,13 +100,13 @@ def test_until_it_ends(growing, monkeypatch, capsys):
         else:
             growing.grow(share)
 
-    monkeypatch.setattr("ptat_host.top.time.sleep", sleep)
+    monkeypatch.setattr("ptat_host.reports.live_view.time.sleep", sleep)
     assert main(["top", str(growing.path), "--json", "--interval", "0.25"]) == 0
     views = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [view["state"] for view in views] == [RECORDING] * 4 + [ENDED]
     assert views[-1]["total"] == sum(view["misses"] for view in views) > 100
     monkeypatch.setattr(
-        "ptat_host.top.time.sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt)
+        "ptat_host.reports.live_view.time.sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     growing.describe(complete=False, incomplete_reason=RUNNING)
     assert main(["top", str(growing.path)]) == 0  # somebody has seen enough
@@ -130,17 +132,17 @@ def test_buffers(growing):
     growing.begin()
     growing.grow(1.0)
     growing.describe(options={"buffer": "64:1000"})
-    fill.write(growing.path, [Fill("board", 5, 4096)])
+    buffer_fill.write(growing.path, [Fill("board", 5, 4096)])
     board, model = Follower(growing.path, 1).view().buffers
     assert board == Fill("board", 5, 4096)
     assert (model.name, model.size, model.unit) == ("capture", 64, "records")
     assert model.used > 0
-    (growing.path / fill.FILE).write_text('[{"name": 1')
+    (growing.path / buffer_fill.FILE).write_text('[{"name": 1')
     assert [one.name for one in Follower(growing.path, 1).view().buffers] == ["capture"]
-    fill.remove(growing.path)
-    fill.remove(growing.path)
+    buffer_fill.remove(growing.path)
+    buffer_fill.remove(growing.path)
     assert not list(growing.path.glob("buffers*"))
-    fill.write(growing.path / "no-such", [])  # is no reason to stop
+    buffer_fill.write(growing.path / "no-such", [])  # is no reason to stop
 
 
 def test_an_ended_session(tmp_path, monkeypatch, capsys):
@@ -163,18 +165,18 @@ def test_render():
     view.lost = {"accesses": 7, "blocks": 0, "kernel_events": 0}
     view.waiting, view.unexplained, view.full_in_s = 3, 2, 7300.0
     view.buffers = [Fill("board", 5, 4096)]
-    view.processes = [top.Rate("gups", "process", 42, 1234, 1234.0, 99_999)]
-    view.objects = [top.Rate("table[b]", "static", 42, 1234, 1234.0, 99_999)]
-    expect("top-recording.txt", console.plain(top.render(view)))
+    view.processes = [live_view.Rate("gups", "process", 42, 1234, 1234.0, 99_999)]
+    view.objects = [live_view.Rate("table[b]", "static", 42, 1234, 1234.0, 99_999)]
+    expect("top-recording.txt", console.plain(live_view.render(view)))
     starting = View("s", ["x"], STARTING)
-    assert "nothing is captured yet" in console.plain(top.render(starting))
+    assert "nothing is captured yet" in console.plain(live_view.render(starting))
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(5, "5 s"), (7300, "2 h"), (200, "3 min"), (9e6, "104 days")]
 )
 def test_times(seconds, text):
-    assert top._long(seconds) == text
+    assert live_view._long(seconds) == text
 
 
 def test_what_is_no_session(tmp_path, capsys):

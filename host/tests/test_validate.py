@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from reported import change, make_session, page_row, process
 
-from ptat_host import boards, repeats, validate
+from ptat_host import boards
 from ptat_host.boards.base import RecordResult
 from ptat_host.cli import main
-from ptat_host.repeats import Spread
+from ptat_host.reports import repeats, trace_validation
+from ptat_host.reports.repeats import Spread
 from ptat_parser.checks.validation import Compared
 
 # compared, faulted walks that the counters may have, within 1 %, words of why
@@ -32,16 +33,16 @@ ROWS = [
 
 @pytest.mark.parametrize(("compared", "faulted", "within", "why"), ROWS)
 def test_what_is_expected(compared, faulted, within, why):
-    judged = validate._judge(compared, faulted, 0.01)
+    judged = trace_validation._judge(compared, faulted, 0.01)
     assert judged.within is within
     assert why in judged.why
 
 
 def test_errors_are_relative_to_each_counter():
-    judged = validate._judge(Compared(["p"], None, 9_000, 10_000, 7_500), 0, 0.01)
+    judged = trace_validation._judge(Compared(["p"], None, 9_000, 10_000, 7_500), 0, 0.01)
     assert judged.error == pytest.approx(0.1)
     assert judged.retired_error == pytest.approx(-0.2)
-    nothing = validate._judge(Compared(["p"], None, 0, 0, 0), 0, 0.01)
+    nothing = trace_validation._judge(Compared(["p"], None, 0, 0, 0), 0, 0.01)
     assert (nothing.error, nothing.retired_error, nothing.within) == (None, None, True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ptat_testbed import build, plain
+from ptat_testbed.guest import build, plain
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

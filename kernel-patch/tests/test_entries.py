@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from ptat_host.made import cache_root, new_directory
-from ptat_testbed import build
+from ptat_host.boards.program_cache import cache_root, new_directory
+from ptat_testbed.guest import build
 
 HERE = Path(__file__).parent
 TARBALL = Path(f"/usr/src/linux-source-{build.VERSION}.tar.xz")

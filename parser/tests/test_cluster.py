@@ -3,7 +3,7 @@ import os
 import signal
 
 import pytest
-from test_spans import busy, digests, small_spans  # noqa: F401
+from test_segments import busy, digests, small_spans  # noqa: F401
 
 from ptat_parser import parse
 from ptat_parser.errors import BadInput

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_merge import in_two_channels
-from test_spans import busy, digests, small_spans  # noqa: F401
+from test_segments import busy, digests, small_spans  # noqa: F401
 
 import ptat_parser
 from ptat_parser import parse, wire

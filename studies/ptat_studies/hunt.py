@@ -24,8 +24,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host import kernel_misses
-from ptat_host.kernel_misses import Profile
+from ptat_host.reports import kernel_profile
+from ptat_host.reports.kernel_profile import Profile
 from ptat_host.sizes import format_size
 from ptat_studies.fs import place
 from ptat_studies.fs.place import CellFailed
@@ -118,7 +118,7 @@ def name_functions(
                 except CellFailed:
                     again.append(None)
                     windows.append((0, 0))
-        profiles = kernel_misses.in_windows(session, windows)
+        profiles = kernel_profile.in_windows(session, windows)
     return [
         Worst(figures, second, profile if second else None)
         for figures, second, profile in zip(found, again, profiles, strict=True)
@@ -140,7 +140,7 @@ def _row(one: Worst) -> dict[str, Any]:
     cell, figures = one.figures.cell, one.figures
     profile = None
     if one.functions is not None:
-        profile = kernel_misses.summarise(one.functions, FUNCTIONS_SHOWN)
+        profile = kernel_profile.summarise(one.functions, FUNCTIONS_SHOWN)
     return {
         "system": cell.system,
         "operation": cell.operation,

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 import ptat_parser
-from ptat_host.report import printable
+from ptat_host.reports.session_report import printable
 from ptat_host.sizes import format_size, parse_size
 from ptat_parser import Trace
 from ptat_parser.errors import BadInput, PtatError
@@ -612,92 +612,111 @@ def _size(size_bytes: int | None) -> str:
 
 def tables(found: Study) -> list[Numbers]:
     """The paper's tables 1 to 8, and what its figure 9 shows."""
-    workloads, settings = found.workloads, found.settings
-    percents = list(settings.percents)
-    functions = [model.name for model in TLB_MODELS]
-    heads = [f"{percent} %" for percent in percents]
-
-    def goodness(fit: Fit, r2: bool) -> float | None:
-        return fit.adjusted_r2 if r2 else fit.rmse
-
     made = [
-        Numbers(
-            "Table 1. Workload characteristics",
-            ["workload", "footprint (MiB)", "accesses per 4 KiB", "write", "read", "total"],
-            [
-                [
-                    one.name,
-                    f"{one.footprint_bytes / (1 << 20):.2f}",
-                    f"{one.density:.2f}",
-                    *(
-                        ("–", "–")
-                        if one.counts[Kind.MISS]
-                        else (f"{one.counts[Kind.WRITE]:,}", f"{one.reads:,}")
-                    ),
-                    f"{one.accesses:,}",
-                ]
-                for one in workloads
-            ],
-        ),
-        Numbers(
-            "TLB miss rate by page size and entries",
-            ["workload", "entries", *(_size(one.page_bytes) for one in workloads[0].all_sizes)],
-            [
-                [one.name, f"{entries:,}", *(f"{m.miss_rate(entries):.5f}" for m in one.all_sizes)]
-                for one in workloads
-                for entries in sorted({*SHOWN_ENTRIES, settings.tlb_entries})
-            ],
-        ),
+        _characteristics(found.workloads),
+        _miss_rates(found),
+        _miss_rate_fits(found.workloads, 2),
+        _miss_rate_fits(found.workloads, 3),
+        _fault_rates(found),
+        _fault_rate_fits(found, 4),
+        _fault_rate_fits(found, 5),
+        *_model_tests(found.workloads),
+        _advice(found),
     ]
-    for number, r2 in ((2, True), (3, False)):
-        rows: list[list[Cell]] = [
-            [one.name, *(goodness(one.tlb_fits[name], r2) for name in functions)]
-            for one in workloads
-        ]
-        what = "Adjusted R²" if r2 else "RMSE"
-        made.append(
-            Numbers(
-                f"Table {number}. {what} of the TLB miss rate's functions",
-                ["workload", *functions],
-                _with_average(rows, 3 if r2 else 4),
-            )
-        )
-    made.append(
-        Numbers(
-            "Page fault rate by page size and memory",
-            ["workload", "memory", *(_size(size) for size in settings.page_sizes)],
-            [
-                [
-                    one.name,
-                    f"{percent} %",
-                    *(_text(m.fault_rate(percent), 5) for m in one.measured),
-                ]
-                for one in workloads
-                for percent in percents
-            ],
-        )
-    )
-    for number, r2 in ((4, True), (5, False)):
-        rows = [
+    if found.vms:
+        made.append(_machines_table(found))
+    return made
+
+
+def _characteristics(workloads: Sequence[Workload]) -> Numbers:
+    return Numbers(
+        "Table 1. Workload characteristics",
+        ["workload", "footprint (MiB)", "accesses per 4 KiB", "write", "read", "total"],
+        [
             [
                 one.name,
+                f"{one.footprint_bytes / (1 << 20):.2f}",
+                f"{one.density:.2f}",
                 *(
-                    goodness(one.fault_fit(percent), r2) if percent in one.percents else None
-                    for percent in percents
+                    ("–", "–")
+                    if one.counts[Kind.MISS]
+                    else (f"{one.counts[Kind.WRITE]:,}", f"{one.reads:,}")
                 ),
+                f"{one.accesses:,}",
             ]
             for one in workloads
+        ],
+    )
+
+
+def _miss_rates(found: Study) -> Numbers:
+    workloads = found.workloads
+    return Numbers(
+        "TLB miss rate by page size and entries",
+        ["workload", "entries", *(_size(one.page_bytes) for one in workloads[0].all_sizes)],
+        [
+            [one.name, f"{entries:,}", *(f"{m.miss_rate(entries):.5f}" for m in one.all_sizes)]
+            for one in workloads
+            for entries in sorted({*SHOWN_ENTRIES, found.settings.tlb_entries})
+        ],
+    )
+
+
+def _miss_rate_fits(workloads: Sequence[Workload], number: int) -> Numbers:
+    """Table 2 or 3."""
+    what, digits = ("Adjusted R²", 3) if number == 2 else ("RMSE", 4)
+    functions = [model.name for model in TLB_MODELS]
+    rows: list[list[Cell]] = [
+        [one.name, *(_goodness(one.tlb_fits[name], number == 2) for name in functions)]
+        for one in workloads
+    ]
+    return Numbers(
+        f"Table {number}. {what} of the TLB miss rate's functions",
+        ["workload", *functions],
+        _with_average(rows, digits),
+    )
+
+
+def _goodness(fit: Fit, r2: bool) -> float | None:
+    return fit.adjusted_r2 if r2 else fit.rmse
+
+
+def _fault_rates(found: Study) -> Numbers:
+    return Numbers(
+        "Page fault rate by page size and memory",
+        ["workload", "memory", *(_size(size) for size in found.settings.page_sizes)],
+        [
+            [one.name, f"{percent} %", *(_text(m.fault_rate(percent), 5) for m in one.measured)]
+            for one in found.workloads
+            for percent in found.settings.percents
+        ],
+    )
+
+
+def _fault_rate_fits(found: Study, number: int) -> Numbers:
+    """Table 4 or 5."""
+    percents = list(found.settings.percents)
+    rows: list[list[Cell]] = [
+        [
+            one.name,
+            *(
+                _goodness(one.fault_fit(percent), number == 4) if percent in one.percents else None
+                for percent in percents
+            ),
         ]
-        what = "Adjusted R²" if r2 else "RMSE"
-        made.append(
-            Numbers(
-                f"Table {number}. {what} of the page fault rate's function",
-                ["workload", *heads],
-                _with_average(rows, 4),
-            )
-        )
-    rows = [[one.name, one.pearson] for one in workloads]
-    made += [
+        for one in found.workloads
+    ]
+    what = "Adjusted R²" if number == 4 else "RMSE"
+    return Numbers(
+        f"Table {number}. {what} of the page fault rate's function",
+        ["workload", *(f"{percent} %" for percent in percents)],
+        _with_average(rows, 4),
+    )
+
+
+def _model_tests(workloads: Sequence[Workload]) -> list[Numbers]:
+    """Tables 6 and 7."""
+    return [
         Numbers(
             "Table 6. Paired t-test of simulated and modelled page fault rates",
             ["workload", "sample size", "t-value", "p-value"],
@@ -709,28 +728,29 @@ def tables(found: Study) -> list[Numbers]:
         Numbers(
             "Table 7. Pearson correlation of simulated and modelled access times",
             ["workload", "ρ"],
-            _with_average(rows, 3),
-        ),
-        Numbers(
-            f"Advised page size on {settings.storage}, and what it saves of the time with 4 KiB",
-            ["workload", *heads],
-            [
-                [
-                    one.name,
-                    *(
-                        f"{_size(advice.page_bytes)}, {_share(advice.improvement)}"
-                        if (advice := _advice_of(one, percent, settings.storage))
-                        else "–"
-                        for percent in percents
-                    ),
-                ]
-                for one in workloads
-            ],
+            _with_average([[one.name, one.pearson] for one in workloads], 3),
         ),
     ]
-    if found.vms:
-        made.append(_machines_table(found))
-    return made
+
+
+def _advice(found: Study) -> Numbers:
+    settings = found.settings
+    return Numbers(
+        f"Advised page size on {settings.storage}, and what it saves of the time with 4 KiB",
+        ["workload", *(f"{percent} %" for percent in settings.percents)],
+        [
+            [
+                one.name,
+                *(
+                    f"{_size(advice.page_bytes)}, {_share(advice.improvement)}"
+                    if (advice := _advice_of(one, percent, settings.storage))
+                    else "–"
+                    for percent in settings.percents
+                ),
+            ]
+            for one in found.workloads
+        ],
+    )
 
 
 def _advice_of(workload: Workload, percent: int, storage: str) -> Advice | None:

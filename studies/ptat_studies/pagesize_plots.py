@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ptat_host.report import printable
+from ptat_host.reports.session_report import printable
 from ptat_host.sizes import format_size
 from ptat_studies import pagesize
 from ptat_studies.memory_time import FAST_HDD, HDD, NVM, SLOW_NVM

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ptat_host import cli, perf_stat
-from ptat_host.perf_stat import Count, Stat
+from ptat_host import cli
+from ptat_host.reports import perf_stat
+from ptat_host.reports.perf_stat import Count, Stat
 from ptat_parser.errors import BadInput, PtatError
 from ptat_studies.fs import agent, operations, plots, procedure, report, systems
 from ptat_studies.fs.place import CellFailed, Measured, this_machine

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ptat_host.console import plain
-from ptat_host.kernel_misses import CAUSES, MODEL, Profile
+from ptat_host.reports.kernel_profile import CAUSES, MODEL, Profile
 from ptat_studies import hunt
 from ptat_studies.fs.place import CellFailed
 from ptat_studies.fs.sweep import WALKS_PER_BYTE, Cell, Figures, Plan, Sweep, Value

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
 /*
- * PID 1 of the guests of ptat_testbed.kernel_cost: counts the instructions that operations of
- * lmbench's kind take.  QEMU's -icount makes the time stamp counter count instructions; one CPU
+ * PID 1 of the guests of ptat_testbed.suites.kernel_cost: counts the instructions that operations
+ * of lmbench's kind take.  QEMU's -icount makes the time stamp counter count instructions; one CPU
  * and nothing else to run make the counts repeatable.  Of each, a handful is user space's.
  *
  * Prints "cost NAME MEDIAN" for each operation: means have timer ticks and deferred work in them.

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "accesses.h"
+#include "capture.h"
 #include "cpu.h"
 #include "ptat_access_log.h"
 

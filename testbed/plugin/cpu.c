@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
+#include "capture.h"
 #include "cpu.h"
 
 void cpu_init(struct cpu *cpu, unsigned index, const struct cpu_model *model,

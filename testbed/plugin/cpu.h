@@ -3,7 +3,10 @@
 #ifndef PTAT_CPU_H
 #define PTAT_CPU_H
 
-#include "capture.h"
+#include "walk.h"
+
+struct call_stack;
+struct capture;
 
 #define PAGE_BYTES	 4096
 #define ACCESS_MAX_BYTES 64

@@ -19,6 +19,7 @@
 #include "qemu-plugin.h"
 
 #include "insn.h"
+#include "capture.h"
 #include "queue.h"
 
 QEMU_PLUGIN_EXPORT int qemu_plugin_version = QEMU_PLUGIN_VERSION;

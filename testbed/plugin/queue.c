@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* pthread_setname_np */
 #include <signal.h>
 
+#include "capture.h"
 #include "queue.h"
 
 static uint32_t backlog(const struct queue *queue)

@@ -16,7 +16,7 @@ from ptat_parser.kernel.log import read_kernel_log
 from ptat_parser.kernel.tracepoints import MM_ATTACH
 from ptat_studies import accesses
 from ptat_studies.accesses import Kind
-from ptat_testbed import testbed
+from ptat_testbed.boards import testbed
 
 PAGE = 4096
 PAGES = 8192

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ptat_parser import wire
 from ptat_parser.capture.reader import BusReader
-from ptat_testbed import bar
+from ptat_testbed.boards import bar
 
 BASE = 0xFC000000
 REGION = range(BASE, BASE + 0x100000)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ptat_testbed import console
+from ptat_testbed.guest import kernel_messages
 
 QUIET = [
     "[    0.000000] Kernel compiled without mitigations, ignoring 'mitigations'",
@@ -13,7 +13,7 @@ QUIET = [
 
 
 def test_boot_messages_are_no_warnings():
-    assert console.warnings(QUIET) == []
+    assert kernel_messages.warnings(QUIET) == []
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_boot_messages_are_no_warnings():
     ],
 )
 def test_warning(line: str):
-    assert console.warnings([*QUIET, line]) == [line]
+    assert kernel_messages.warnings([*QUIET, line]) == [line]
 
 
 def test_panic_and_memory():
@@ -42,24 +42,24 @@ def test_panic_and_memory():
         "[    5.1] Kernel panic - not syncing: Out of memory: panic_on_oom is enabled",
         "[    5.2] Kernel panic - the second one",
     ]
-    assert console.panic(lines) == (
+    assert kernel_messages.panic(lines) == (
         "Kernel panic - not syncing: Out of memory: panic_on_oom is enabled"
     )
-    assert console.want_of_memory(lines) == "Out of memory: Killed process 41 (python3)"
-    assert console.panic(QUIET) is None
-    assert console.want_of_memory(QUIET) is None
+    assert kernel_messages.want_of_memory(lines) == "Out of memory: Killed process 41 (python3)"
+    assert kernel_messages.panic(QUIET) is None
+    assert kernel_messages.want_of_memory(QUIET) is None
     few = "HugeTLB: allocating 512 of page size 2.00 MiB failed.  Only allocated 59 hugepages."
-    assert console.want_of_memory([f"[    0.5] {few}"]) == few
+    assert kernel_messages.want_of_memory([f"[    0.5] {few}"]) == few
 
 
 def test_what_our_part_of_the_kernel_says():
     line = "[    0.0] ptat: [mem 0x40000000 +0x10000] is smaller than 256K, tracing is off"
-    assert console.ours([*QUIET, line]) == line.partition("] ")[2]
-    assert console.ours(QUIET) is None
+    assert kernel_messages.ours([*QUIET, line]) == line.partition("] ")[2]
+    assert kernel_messages.ours(QUIET) is None
 
 
 def test_read(tmp_path: Path):
     path = tmp_path / "console.log"
-    assert console.read(path) == []
+    assert kernel_messages.read(path) == []
     path.write_bytes(b"one\r\ntw\xffo\r\n\r\nthr")
-    assert console.read(path) == ["one", "tw\ufffdo", "", "thr"]
+    assert kernel_messages.read(path) == ["one", "tw\ufffdo", "", "thr"]

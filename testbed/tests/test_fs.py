@@ -11,9 +11,9 @@ from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_studies.fs import place, systems
 from ptat_studies.fs.place import CellFailed
 from ptat_studies.fs.sweep import Cell, Runner
-from ptat_testbed import sizes
-from ptat_testbed.run import Settings
-from ptat_testbed.sizes import GIB, MIB
+from ptat_testbed.boards.guest_run import Settings
+from ptat_testbed.guest import layout
+from ptat_testbed.guest.layout import GIB, MIB
 
 PMEM = "512M"
 FILE_BYTES = 8 << 20
@@ -110,8 +110,11 @@ def test_the_journal_has_a_cpu_of_its_own():
 
 def test_persistent_memory_is_the_end_of_all():
     """Above 4 GiB, whatever else there is; below, the machine is full."""
-    assert sizes.with_pmem(GIB, 512 * MIB) == (2 * GIB + 512 * MIB, "memmap=0x20000000!0x100000000")
-    assert sizes.with_pmem(3 * GIB, GIB) == (4 * GIB, "memmap=0x40000000!0x140000000")
+    assert layout.with_pmem(GIB, 512 * MIB) == (
+        2 * GIB + 512 * MIB,
+        "memmap=0x20000000!0x100000000",
+    )
+    assert layout.with_pmem(3 * GIB, GIB) == (4 * GIB, "memmap=0x40000000!0x140000000")
 
 
 def test_sizes_that_the_kernel_cannot_describe(tmp_path):

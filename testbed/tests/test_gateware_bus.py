@@ -16,8 +16,9 @@ from ptat_parser.capture.merge import MergedReader
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.formats import truth
-from ptat_testbed import gateware_bus, testbed
-from ptat_testbed.gateware_bus import GatewareBus
+from ptat_testbed.boards import testbed
+from ptat_testbed.bus import gateware
+from ptat_testbed.bus.gateware import GatewareBus
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 BASE = 1 << 30
@@ -97,7 +98,7 @@ def test_each_access_keeps_its_place(tmp_path, channels):
 
     # Time: that of the model, and what the accesses before need.
     model = np.array(time) - time[0]
-    seen = (stamps - stamps[0]).astype(np.int64) / gateware_bus.TICKS_PER_NS
+    seen = (stamps - stamps[0]).astype(np.int64) / gateware.TICKS_PER_NS
     assert np.all(np.diff(seen) >= 2)
     quiet = np.flatnonzero(np.diff(model, prepend=-1000) >= 700)
     assert np.abs(seen[quiet] - model[quiet]).max() < 10

@@ -15,7 +15,7 @@ import pytest
 
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.formats.session import Session
-from ptat_testbed import build
+from ptat_testbed.guest import build
 
 pytestmark = pytest.mark.guest
 

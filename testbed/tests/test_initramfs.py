@@ -4,7 +4,7 @@ import stat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_testbed import initramfs
+from ptat_testbed.guest import initramfs
 
 
 def read_newc(archive: bytes) -> dict[str, tuple[int, bytes, tuple[int, int], int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ptat_testbed import kernel_bisect
+from ptat_testbed.suites import kernel_bisect
 
 PATCHES = (
     "--- a/kernel/fork.c\n+++ b/kernel/fork.c\n@@\n--- a/mm/memory.c\n+++ b/mm/memory.c\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from ptat_testbed import kernel_debug
+from ptat_testbed.suites import kernel_debug
 
 SHOWN = [
     "[    3.141592] BUG: KASAN: slab-use-after-free in lkdtm_READ_AFTER_FREE+0xbe/0x130",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed.kernel_exercise import reclaimed
+from ptat_testbed.suites.kernel_exercise import reclaimed
 
 CONSOLE = """\
 [    1.0] zram: Added device

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from ptat_host import kernel_misses as shown
+from ptat_host.reports import kernel_profile as shown
 from ptat_parser.formats import kernel_misses, truth
 
 PROGRAM = """

@@ -9,10 +9,11 @@ import tarfile
 
 import pytest
 
-from ptat_host import recorder
+from ptat_host.boards import recorder_programs
 from ptat_parser.kernel.log import read_kernel_log
 from ptat_parser.kernel.tracepoints import COOKIE_START, COOKIE_STOP, MARKER
-from ptat_testbed import build, usb_guest
+from ptat_testbed.guest import build
+from ptat_testbed.suites import usb_guest
 
 pytestmark = pytest.mark.guest
 
@@ -45,7 +46,7 @@ def test_a_machine_traces_itself(tmp_path):
         "2",
         "--",
     ]
-    recorder.directory()  # the ptat in the guest finds it made
+    recorder_programs.directory()  # the ptat in the guest finds it made
     inner = ["bash", "-c", SCRIPT, "-", str(build.pretend_board()), str(source), sys.executable]
     done = subprocess.run(
         [sys.executable, "-m", "ptat_host.cli", *outer, *inner],

@@ -5,9 +5,9 @@ import pytest
 
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_parser.errors import PtatError
-from ptat_testbed import run, testbed
-from ptat_testbed.bar import BarBoard
-from ptat_testbed.sizes import GIB, MIB
+from ptat_testbed.boards import guest_run, testbed
+from ptat_testbed.boards.bar import BarBoard
+from ptat_testbed.guest.layout import GIB, MIB
 
 
 def request(**changes: object) -> RecordRequest:
@@ -16,15 +16,15 @@ def request(**changes: object) -> RecordRequest:
 
 
 def test_defaults():
-    settings = run.Settings.of(request())
+    settings = guest_run.Settings.of(request())
     assert (settings.memory_bytes, settings.cpus) == (2 * GIB, 1)
     assert settings.region_bytes == 32 * MIB
-    assert tuple(settings.kernel_parameters) == run.KERNEL_PARAMETERS
+    assert tuple(settings.kernel_parameters) == guest_run.KERNEL_PARAMETERS
 
 
 def test_options():
     options = {"memory": "4G", "cpus": "2", "hugepages": "2M:8"}
-    settings = run.Settings.of(request(options=options, region_bytes=MIB))
+    settings = guest_run.Settings.of(request(options=options, region_bytes=MIB))
     assert (settings.memory_bytes, settings.cpus) == (4 * GIB, 2)
     assert settings.region_bytes == MIB
     assert list(settings.kernel_parameters[-2:]) == ["hugepagesz=2M", "hugepages=8"]
@@ -32,7 +32,7 @@ def test_options():
 
 @pytest.mark.parametrize(("cpus", "kib"), [("1", 16384), ("2", 16384), ("64", 2048)])
 def test_ring_buffers_leave_memory(cpus: str, kib: int):
-    assert run.Settings.of(request(options={"cpus": cpus})).buffer_kib == kib
+    assert guest_run.Settings.of(request(options={"cpus": cpus})).buffer_kib == kib
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_ring_buffers_leave_memory(cpus: str, kib: int):
 )
 def test_bad_options(options: dict[str, str], message: str):
     with pytest.raises(PtatError, match=message):
-        run.Settings.of(request(options=options))
+        guest_run.Settings.of(request(options=options))
 
 
 def test_defaults_shown_to_the_user_are_the_defaults():
     shown = {name: option.default for name, option in testbed.TestbedBoard.options.items()}
     explicit = {name: shown[name] for name in ("memory", "cpus")}
-    assert run.Settings.of(request(options=explicit)) == run.Settings.of(request())
+    assert guest_run.Settings.of(request(options=explicit)) == guest_run.Settings.of(request())
     assert shown["tlb"] == testbed.TLB_PRESETS[0]
 
 

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_testbed import guest
-from ptat_testbed.guest import Guest, Outcome, configuration
+from ptat_testbed.guest import session
+from ptat_testbed.guest.session import Guest, Outcome, configuration
 
 REQUEST = RecordRequest(
     ["echo", "a b", "\udcff"],
@@ -61,7 +61,7 @@ class FakeInit:
 
 @contextmanager
 def machine(play: Callable[[FakeInit], None]) -> Iterator[Mock]:
-    pairs = {name: socket.socketpair() for name in guest.PORTS}
+    pairs = {name: socket.socketpair() for name in session.PORTS}
     init = FakeInit({name: theirs for name, (_, theirs) in pairs.items()})
     failures = []
 
@@ -226,7 +226,7 @@ def test_guest_that_dies_while_recording():
 
 
 def test_guest_that_hangs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(guest, "SILENCE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(session, "SILENCE_TIMEOUT_S", 0.5)
     assert run(FakeInit.boot).failure == "the guest hangs: it has been silent for too long"
 
 
@@ -241,13 +241,13 @@ def test_guest_of_a_recorder_that_was_stopped(monkeypatch: pytest.MonkeyPatch):
         init.end()
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 1000 * stopped.is_set())
-    monkeypatch.setattr(guest, "time", clock)
-    monkeypatch.setattr(guest, "WAIT_S", 0.1)
+    monkeypatch.setattr(session, "time", clock)
+    monkeypatch.setattr(session, "WAIT_S", 0.1)
     assert run(play).failure is None
 
 
 def test_guest_that_lives_but_does_not_get_ready(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(guest, "BOOT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(session, "BOOT_TIMEOUT_S", 0.5)
 
     def play(init: FakeInit) -> None:
         init.configure()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed import qemu
-from ptat_testbed.qemu import MachineConfig, Qmp, QmpError
+from ptat_testbed.guest import qemu
+from ptat_testbed.guest.qemu import MachineConfig, Qmp, QmpError
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ import pytest
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_parser.formats.traps import Flag, read_records
 from ptat_parser.results.pipeline import parse
-from ptat_testbed import check_trap, qemu, run, trap
-from ptat_testbed.check_trap import Access, flip, is_poisoned, walks
-from ptat_testbed.qemu import MachineConfig
+from ptat_testbed.boards import guest_run, trap
+from ptat_testbed.guest import qemu
+from ptat_testbed.guest.qemu import MachineConfig
+from ptat_testbed.suites import check_trap
+from ptat_testbed.suites.check_trap import Access, flip, is_poisoned, walks
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 POISONED = flip(0x8000_0000_1234_5067)
@@ -168,7 +170,7 @@ def test_a_machine_traps_its_own_misses(tmp_path, capfdbinary):
         options={"cpus": "2"},
     )
     request.session_dir.mkdir()
-    recording = run.Recording(request, traps=True, traced=False)
+    recording = guest_run.Recording(request, traps=True, traced=False)
     result = recording.record(recording.machine_config(region_base=None))
     output = capfdbinary.readouterr()
     assert result.exit_status == 0, output.err.decode()
@@ -188,7 +190,7 @@ def test_a_machine_traps_its_own_misses(tmp_path, capfdbinary):
 @pytest.mark.guest
 def test_records_are_walks_in_order(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "ptat_testbed.check_trap", "--small"],
+        [sys.executable, "-m", "ptat_testbed.suites.check_trap", "--small"],
         capture_output=True,
         text=True,
         check=False,

@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 from ptat_parser.capture.reader import BusReader
-from ptat_testbed import usb_guest
-from ptat_testbed.usb_guest import Outcome
+from ptat_testbed.suites import usb_guest
+from ptat_testbed.suites.usb_guest import Outcome
 
 BLOCKS = [bytes([i]) * 8 for i in range(120)]
 LINK = {"blocks": 120, "missing_inside": 0, "missing_at_end": 0, "recoveries": 1}

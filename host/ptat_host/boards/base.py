@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from ptat_parser.errors import PtatError
 
 if TYPE_CHECKING:
-    from ptat_host.observe import Observed
+    from ptat_host.calibration.observations import Observed
 
 Levels = Literal["pte", "pte+pmd"]
 
@@ -121,7 +121,7 @@ class Board(Protocol):
 
 @dataclass(frozen=True)
 class ObserveRequest:
-    """Known reads of memory; see `ptat_host.reads.chosen`."""
+    """Known reads of memory; see `ptat_host.calibration.known_reads.chosen`."""
 
     addresses: int
     """How many different ones."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ptat_host import dram, fill, live, protocol
-from ptat_host.boards import stream
+from ptat_host import protocol
+from ptat_host.boards import buffer_fill, stream
 from ptat_host.boards.base import (
     BoardError,
     Check,
@@ -24,16 +24,20 @@ from ptat_host.boards.base import (
     RecordRequest,
     RecordResult,
 )
+from ptat_host.boards.buffer_fill import Fill
 from ptat_host.boards.client import TRIES_RECORDING, Capture, Client, Link, LinkError
-from ptat_host.fill import Fill
+from ptat_host.boards.live import machine as live_machine
+from ptat_host.boards.live.child import Run
+from ptat_host.boards.live.lock import lock
+from ptat_host.calibration import dram
 from ptat_host.protocol import Command, Identity, Window
 from ptat_host.sizes import format_size
 from ptat_parser import wire
 from ptat_parser.errors import PtatError
 
 if TYPE_CHECKING:
-    from ptat_host.calibrate import Program
-    from ptat_host.observe import Observed
+    from ptat_host.calibration.address_functions import Program
+    from ptat_host.calibration.observations import Observed
 
 GRANULARITIES_BYTES = (8, 16, 32, 64)
 STREAM_CHANNEL = 0
@@ -98,7 +102,7 @@ class HardwareBoard(ABC):
             return [Check("board", False, error.message, error.hint)]
         if not addresses:
             return [Check("board", None, f"none found; it is named as {self.kind}:ADDRESS")]
-        return [self._check_one(address) for address in addresses] + live.checks()
+        return [self._check_one(address) for address in addresses] + live_machine.checks()
 
     def _check_one(self, address: str | None) -> Check:
         try:
@@ -294,7 +298,7 @@ class BoardSet:
                 f"--granularity {request.granularity_bytes}: the bus of {self.name} shows"
                 f" {granularity_bytes} bytes"
             )
-        with live.LiveMachine(request, request.options.get("tsc-hz")) as machine:
+        with live_machine.LiveMachine(request, request.options.get("tsc-hz")) as machine:
             region = machine.region
             base, size_bytes = region["base"], region["size_bytes"]
             programs = _programs(request.options.get("mapping"), base, size_bytes, len(taps))
@@ -319,19 +323,19 @@ class BoardSet:
 
     def observe(self, request: ObserveRequest) -> Observed:
         """See `CalibratingBoard.observe`."""
-        from ptat_host import reads
-        from ptat_host.calibrate import IDENTITY
-        from ptat_host.observe import Observed, between_flushes, pairs
+        from ptat_host.calibration import known_reads
+        from ptat_host.calibration.address_functions import IDENTITY
+        from ptat_host.calibration.observations import Observed, between_flushes, pairs
         from ptat_parser.capture.reader import BusReader
 
-        live.require()
-        base, size_bytes = reads.region()
-        addresses = reads.chosen(base, size_bytes, request.addresses, request.seed)
+        live_machine.require()
+        base, size_bytes = known_reads.region()
+        addresses = known_reads.chosen(base, size_bytes, request.addresses, request.seed)
         times = request.reads or READS
         everything = (0, 1 << dram.ADDRESS_BITS_MAX, Window.READ)
         with contextlib.ExitStack() as held:
-            live.lock(held)
-            loads = held.enter_context(reads.RegionLoads(base))
+            lock(held)
+            loads = held.enter_context(known_reads.RegionLoads(base))
             directory = Path(held.enter_context(tempfile.TemporaryDirectory()))
             taps = held.enter_context(self._taps())
             for tap in taps:
@@ -359,9 +363,9 @@ class BoardSet:
 
     def load(self, mapping: Path) -> list[str]:
         """See `CalibratingBoard.load`."""
-        from ptat_host import reads
+        from ptat_host.calibration import known_reads
 
-        programs = _programs(str(mapping), *reads.region(), len(self._boards))
+        programs = _programs(str(mapping), *known_reads.region(), len(self._boards))
         with self._taps() as taps:
             for tap, program in zip(taps, programs, strict=True):
                 if program is not None:
@@ -375,7 +379,7 @@ def _programs(
     """What to program the boards with; None: nothing."""
     if mapping is None:
         return [None] * channels
-    from ptat_host import mapping as files
+    from ptat_host.calibration import saved_mapping as files
 
     return files.read(Path(mapping), base, size_bytes, channels)
 
@@ -419,7 +423,7 @@ def _window(base: int, size_bytes: int) -> tuple[int, int, Window]:
 
 def _capture(
     taps: Sequence[Tap],
-    machine: live.LiveMachine,
+    machine: live_machine.LiveMachine,
     request: RecordRequest,
     metadata: dict[str, Any],
 ) -> RecordResult:
@@ -432,7 +436,7 @@ def _capture(
         if time.monotonic() - told_s >= FILL_S:
             told_s = time.monotonic()
             fills = [*(tap.fill() for tap in taps), *machine.fills()]
-            fill.write(request.session_dir, [one for one in fills if one])
+            buffer_fill.write(request.session_dir, [one for one in fills if one])
         return next((why for tap in taps if (why := tap.broken())), None)
 
     channels = metadata["board"]["channels"]
@@ -448,12 +452,12 @@ def _capture(
             finally:
                 for tap in taps:
                     tap.stop()
-                fill.remove(request.session_dir)
+                buffer_fill.remove(request.session_dir)
         except LinkError as error:
             if not any(tap.capture and tap.capture.received_bytes for tap in taps):
                 raise
             # It began, and broke before it could say so.
-            run = live.Run(failure=error.message)
+            run = Run(failure=error.message)
     problems, losses, total = [run.failure], [], Counter[str]()
     for tap, channel in zip(taps, channels, strict=True):
         tap.tidy(request.session_dir)

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ptat_host import live
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
-from ptat_host.trap_rings import BOOT_HINT, DEVICE, Rings
+from ptat_host.boards.live import machine as live_machine
+from ptat_host.boards.trap_rings import BOOT_HINT, DEVICE, Rings
 
 
 class TrapBoard:
@@ -28,7 +28,7 @@ class TrapBoard:
             return [Check("traps", False, f"no {DEVICE}: misses do not trap here", BOOT_HINT)]
         usable = os.access(DEVICE, os.R_OK | os.W_OK)
         hint = None if usable else "use sudo"
-        return [Check("traps", usable, f"{DEVICE} is there", hint), *live.checks()]
+        return [Check("traps", usable, f"{DEVICE} is there", hint), *live_machine.checks()]
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command on this machine; see `Board.record`."""
@@ -36,7 +36,7 @@ class TrapBoard:
             raise BoardError("--granularity: a trap knows the entry, there is no bus to see less")
         failures: list[str] = []
         with (
-            live.LiveMachine(request, request.options.get("tsc-hz")) as machine,
+            live_machine.LiveMachine(request, request.options.get("tsc-hz")) as machine,
             Rings(request.session_dir / "kernel", failures.append) as rings,
         ):
             metadata: dict[str, Any] = {

@@ -65,7 +65,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import calibrate, mapping
+    from ptat_host.calibration import address_functions, saved_mapping
 
     board = chosen_board(arguments)
     if not isinstance(board, CalibratingBoard):
@@ -74,9 +74,9 @@ def _run(arguments: argparse.Namespace) -> int:
     observed = board.observe(
         ObserveRequest(arguments.addresses, arguments.reads, arguments.seed, options)
     )
-    found = calibrate.solve(observed.addresses, observed.coordinates)
-    described = mapping.content(found, observed)
-    mapping.write(arguments.output, described)
+    found = address_functions.solve(observed.addresses, observed.coordinates)
+    described = saved_mapping.content(found, observed)
+    saved_mapping.write(arguments.output, described)
     loaded = board.load(arguments.output)
     if arguments.json:
         print(json.dumps(described))

@@ -27,7 +27,8 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import check, console, progress
+    from ptat_host import console, progress
+    from ptat_host.reports import invariants
     from ptat_parser.checks.session import check as check_session
 
     with progress.bar() as show:
@@ -35,5 +36,5 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.as_dict()))
     else:
-        console.show(check.render(report))
+        console.show(invariants.render(report))
     return 0 if report.ok else 1

@@ -45,7 +45,8 @@ def add(commands: Commands[Parser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     import ptat_parser
-    from ptat_host import console, diff
+    from ptat_host import console
+    from ptat_host.reports import comparison
 
     before, after = arguments.sessions, arguments.against
     if after is None:
@@ -56,10 +57,10 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         before, after = before[:1], before[1:]
     before, after = ([ptat_parser.open(path) for path in side] for side in (before, after))
-    changes = diff.compare(before, after, arguments.top)
-    notes = diff.warnings(before, after)
+    changes = comparison.compare(before, after, arguments.top)
+    notes = comparison.warnings(before, after)
     if arguments.json:
         print(json.dumps({"changes": [one.as_dict() for one in changes], "warnings": notes}))
     else:
-        console.show(diff.render(changes, notes))
+        console.show(comparison.render(changes, notes))
     return 0

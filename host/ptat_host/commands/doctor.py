@@ -20,9 +20,10 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, doctor
+    from ptat_host import console
+    from ptat_host.recording import requirements
 
     names = [arguments.board] if arguments.board else boards.names()
-    table, fine = doctor.render(names, Path.cwd())
+    table, fine = requirements.render(names, Path.cwd())
     console.show(table)
     return 0 if fine else 1

@@ -43,13 +43,16 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, hugepages
+    from ptat_host import console
+    from ptat_host.reports import larger_pages
     from ptat_parser import Trace
 
     sizes = HUGE_PAGES[arguments.pages]
-    found = hugepages.predict(Trace(load_results(arguments)), arguments.tlb, arguments.top, sizes)
+    found = larger_pages.predict(
+        Trace(load_results(arguments)), arguments.tlb, arguments.top, sizes
+    )
     if arguments.json:
         print(json.dumps(found.as_dict()))
     else:
-        console.show(hugepages.render(found))
+        console.show(larger_pages.render(found))
     return 0

@@ -120,9 +120,9 @@ def _addresses(text: str) -> tuple[int, int]:
 
 
 def _script(arguments: argparse.Namespace) -> int:
-    from ptat_host import script
+    from ptat_host.reports import trace_text
 
-    script.write(
+    trace_text.write(
         _filtered(arguments),
         sys.stdout.buffer,
         limit=arguments.limit,

@@ -46,15 +46,16 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, overhead
+    from ptat_host import console
+    from ptat_host.reports import recording_cost
 
-    costs = overhead.Costs(
+    costs = recording_cost.Costs(
         arguments.uncached_ns, arguments.cached_ns, arguments.store_ns, arguments.trap_ns
     )
     totals = load_results(arguments).summary["totals"]
-    found = overhead.estimate(totals, costs, arguments.seconds)
+    found = recording_cost.estimate(totals, costs, arguments.seconds)
     if arguments.json:
         print(json.dumps(found.as_dict() | {"costs": asdict(costs)}))
     else:
-        console.show(overhead.render(found, costs))
+        console.show(recording_cost.render(found, costs))
     return 0

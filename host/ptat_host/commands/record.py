@@ -221,9 +221,13 @@ def record_request(
 
 def new_session(output: Path | None, command: Sequence[str]) -> Path:
     """The directory of a new session."""
-    from ptat_host import record
+    from ptat_host.recording import session_recording
 
-    return record.given_session(output) if output else record.new_session(SESSIONS, command)
+    return (
+        session_recording.given_session(output)
+        if output
+        else session_recording.new_session(SESSIONS, command)
+    )
 
 
 def record_one(
@@ -235,10 +239,10 @@ def record_one(
     outline: bool = True,
 ) -> RecordResult:
     """Record into a session of one board or several."""
-    from ptat_host import record
+    from ptat_host.recording import session_recording
 
     request = replace(request, session_dir=session.resolve())
-    return record.record(board, request, archive=archive, outline=outline)
+    return session_recording.record(board, request, archive=archive, outline=outline)
 
 
 def recorded(session: Path, result: RecordResult, strict: bool) -> int:

@@ -75,7 +75,8 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, html, report
+    from ptat_host import console
+    from ptat_host.reports import html, session_report
 
     if arguments.kernel:
         return _report_kernel(arguments)
@@ -85,24 +86,25 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.html and arguments.json:
         raise UsageError("--html and --json are two reports", "ask for one of them")
     results = load_results(arguments)
-    content = report.summarise(results, arguments.top, objects=not arguments.html)
+    content = session_report.summarise(results, arguments.top, objects=not arguments.html)
     if arguments.html:
         html.write(results, arguments.html)
         print(f"ptat: wrote {arguments.html}", file=sys.stderr)
     elif arguments.json:
         print(json.dumps(content))
     else:
-        console.show(report.render(content))
-    return 1 if arguments.strict and not report.is_whole(content) else 0
+        console.show(session_report.render(content))
+    return 1 if arguments.strict and not session_report.is_whole(content) else 0
 
 
 def _report_kernel(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, kernel_misses, perf_script
+    from ptat_host import console
+    from ptat_host.reports import kernel_profile, perf_script
 
     if arguments.html:
         raise UsageError("--kernel has no HTML report", "leave --html out, or take --folded")
     if arguments.read is None:
-        profile = kernel_misses.of_session(session_of(arguments), everyone=arguments.all)
+        profile = kernel_profile.of_session(session_of(arguments), everyone=arguments.all)
     elif arguments.session or arguments.all:
         raise UsageError("--read shows no session", "leave DIR and --all out")
     else:
@@ -110,10 +112,10 @@ def _report_kernel(arguments: argparse.Namespace) -> int:
         profile = perf_script.read(text, arguments.read)
     if arguments.folded:
         with arguments.folded.open("w") as file:
-            kernel_misses.write_folded(profile, file)
-    content = kernel_misses.summarise(profile, arguments.top)
+            kernel_profile.write_folded(profile, file)
+    content = kernel_profile.summarise(profile, arguments.top)
     if arguments.json:
         print(json.dumps(content))
     else:
-        console.show(kernel_misses.render(content))
+        console.show(kernel_profile.render(content))
     return 1 if arguments.strict and content["problems"] else 0

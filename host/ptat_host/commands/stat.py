@@ -39,7 +39,8 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, perf_stat, pmu, stat
+    from ptat_host import console
+    from ptat_host.reports import counters, perf_stat, pmu
 
     command = arguments.command[arguments.command[:1] == ["--"] :]
     given = arguments.read is not None or arguments.session is not None
@@ -58,14 +59,14 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.read is not None:
         stats = perf_stat.read(text_of(arguments.read), arguments.read)
     elif arguments.session is not None:
-        stats = [stat.of_session(arguments.session)]
+        stats = [counters.of_session(arguments.session)]
     else:
-        cpu = cpu or pmu.find(pmu.this_machine()) or stat.GENERIC
-        counted, status = stat.run(command, cpu)
+        cpu = cpu or pmu.find(pmu.this_machine()) or counters.GENERIC
+        counted, status = counters.run(command, cpu)
         stats = [counted]
     for one in stats:
         if arguments.json:
-            print(json.dumps(stat.as_dict(one, cpu)))
+            print(json.dumps(counters.as_dict(one, cpu)))
         else:
-            console.show(stat.render(one, cpu))
+            console.show(counters.render(one, cpu))
     return status

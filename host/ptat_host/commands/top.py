@@ -49,13 +49,14 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host import console, top
+    from ptat_host import console
+    from ptat_host.reports import live_view
 
-    follower = top.Follower(session_of(arguments), arguments.top)
+    follower = live_view.Follower(session_of(arguments), arguments.top)
     if not arguments.once:
-        top.show(follower, arguments.interval, as_json=arguments.json)
+        live_view.show(follower, arguments.interval, as_json=arguments.json)
     elif arguments.json:
         print(json.dumps(follower.view().as_dict()))
     else:
-        console.show(top.render(follower.view()))
+        console.show(live_view.render(follower.view()))
     return 0

@@ -75,7 +75,8 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace, recording: Sequence[argparse.Action]) -> int:
-    from ptat_host import console, perf_stat, progress, validate
+    from ptat_host import console, progress
+    from ptat_host.reports import perf_stat, trace_validation
     from ptat_parser import load
     from ptat_parser import validate as compare
 
@@ -97,20 +98,22 @@ def _run(arguments: argparse.Namespace, recording: Sequence[argparse.Action]) ->
             results.append(load(session, progress=show))
         with progress.bar() as show:
             found = compare(results[-1], progress=show)
-        checked.append(validate.check(results[-1], found, arguments.tolerance / 100, counters))
+        checked.append(
+            trace_validation.check(results[-1], found, arguments.tolerance / 100, counters)
+        )
     ok = all(one.ok for one in checked)
     if len(checked) == 1:
         if arguments.json:
             print(json.dumps(checked[0].as_dict()))
         else:
-            console.show(validate.render(checked[0]))
+            console.show(trace_validation.render(checked[0]))
         return 0 if ok else 1
-    spreads = validate.repeats(checked, results)
+    spreads = trace_validation.repeats(checked, results)
     if arguments.json:
         runs = [one.as_dict() for one in checked]
         print(json.dumps({"ok": ok, "runs": runs, "spreads": [one.as_dict() for one in spreads]}))
     else:
-        console.show(validate.render_repeats(checked, spreads))
+        console.show(trace_validation.render_repeats(checked, spreads))
     return 0 if ok else 1
 
 

@@ -66,7 +66,7 @@ HEADER = np.dtype(
 CHUNK = np.dtype(
     [
         ("accesses", "<u4"),
-        ("holds", "<u4"),  # as `ptat_parser.blocks` has it
+        ("holds", "<u4"),  # as `capture.decode` has it
         ("stores", "<u4"),
         ("others", "<u4"),  # records that are neither accesses nor times, and gaps between blocks
         ("first_ticks", "<u8"),  # of its first access

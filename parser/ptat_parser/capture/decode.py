@@ -139,7 +139,7 @@ def crcs(words: U64) -> U64:
     )
 
 
-@jit
+@inlined
 def pieces_in(blocks: Integer) -> Integer:
     """How many pieces so many blocks of a chunk are."""
     return -(-blocks // PIECE_BLOCKS)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """A second reader of the capture, for `ptat_parser.checks.session`.
 
-It scans word by word and merges channels by itself, sharing nothing with `ptat_parser.blocks` and
-`ptat_parser.capture.merge` but the definition of the format, so that a fault of theirs shows as a
-contradiction.
+It scans word by word and merges channels by itself. It shares only the definition of the format
+with `ptat_parser.capture`, so that a mistake there shows as a contradiction.
 """
 
 from __future__ import annotations

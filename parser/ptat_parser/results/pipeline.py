@@ -33,7 +33,6 @@ from ptat_parser.order.entry_pairs import EntryPairs
 from ptat_parser.order.first_pass import Progress, no_progress, survey
 from ptat_parser.replay import cluster, segments
 from ptat_parser.replay import workers as replay_workers
-from ptat_parser.replay.forked import can_fork
 from ptat_parser.replay.replayer import Order, Replayer
 from ptat_parser.replay.state import Segment
 from ptat_parser.results import gaps, trapped
@@ -119,7 +118,7 @@ def _parse_into(
         return trapped.parse_into(directory, session, progress)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
-    if workers > 1 and isinstance(reader, BusReader) and not can_fork(reader.path):
+    if workers > 1 and isinstance(reader, BusReader) and storage.is_remote(reader.path):
         reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
     if isinstance(reader, BusReader) and session.complete and not salvage and not address:
         block_index.use(reader, session.region)
@@ -157,7 +156,7 @@ def _parse_into(
     )
     replayer = Replayer(session, order, faults=faults, entries=entries)
     cut = segments.plan(reader, found, replayer.from_fault_ticks, channel.tick_hz)
-    in_turn = not address and (workers == 1 or len(cut) == 1 or not can_fork(reader.path))
+    in_turn = not address and (workers == 1 or len(cut) == 1 or storage.is_remote(reader.path))
     if isinstance(reader, BusReader) and not in_turn:
         reader.ahead = None
     make_output: segments.MakeOutput = _make_nothing

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from ptat_host import perf_stat, pmu
-from ptat_host.perf_stat import Count, Stat
+from ptat_host.reports import perf_stat, pmu
+from ptat_host.reports.perf_stat import Count, Stat
 from ptat_parser.errors import PtatError
 from ptat_parser.formats.session import SNAPSHOTS_FILE
 from ptat_studies.fs.agent import exit_on
@@ -247,7 +247,7 @@ def this_machine(
             "this machine has no hardware counters that ptat knows (a virtual machine?)",
             "the testbed counts page walks: leave --device out",
         )
-    from ptat_host.made import made
+    from ptat_host.boards.program_cache import made
 
     programs = made("workloads", WORKLOADS, [f for f in WORKLOADS.iterdir() if f.is_file()], "OUT")
     # Mounts go with the last process, even if all are killed.

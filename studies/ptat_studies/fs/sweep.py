@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ptat_host import stat
-from ptat_host.perf_stat import Stat
-from ptat_host.repeats import Spread
+from ptat_host.reports import counters
+from ptat_host.reports.perf_stat import Stat
+from ptat_host.reports.repeats import Spread
 from ptat_parser.errors import BadInput, PtatError
 from ptat_studies.fs import operations
 from ptat_studies.fs.place import CellFailed, Place
@@ -165,9 +165,11 @@ def _values(mode: str, counts: Stat, place: Place, transferred: int) -> list[Val
         for count in counts.counts
         if count.value is not None
     ]
-    for metric in stat.metrics(counts, place.cpu):
+    for metric in counters.metrics(counts, place.cpu):
         values.append(Value(metric.name, mode, metric.value, metric.unit, metric.running))
-    data, walks = (stat.count_of(counts, place.cpu, *roles) for roles in (DATA_ROLES, ALL_ROLES))
+    data, walks = (
+        counters.count_of(counts, place.cpu, *roles) for roles in (DATA_ROLES, ALL_ROLES)
+    )
     if data is not None:
         values.append(Value(DATA_WALKS, mode, data))
     if walks is not None:

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include "accesses.h"
+#include "capture.h"
 #include "cpu.h"
 #include "stream.h"
 

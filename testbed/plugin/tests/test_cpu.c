@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* One or two vCPUs over hand-made tables: what they put on the bus and into truth and counters. */
+#include "capture.h"
 #include "queue.h"
 #include "stream.h"
 

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The traced command: its address space is chosen right before it is executed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptat_host.boards.base import BoardError, RecordRequest
+
+TICK_S = 0.1
+"""How often the clocks get a marker, and the link is checked."""
+GRACE_S = 2.0
+PR_SET_CHILD_SUBREAPER = 36
+CHOOSE_COMMAND, CHOOSE_WITH_CHILDREN = b"1", b"2"
+
+
+@dataclass
+class Run:
+    """How the command ended."""
+
+    exit_status: int | None = None
+    interrupted: bool = False
+    failure: str | None = None
+    """Why the recording is not complete."""
+
+
+@contextlib.contextmanager
+def adopting(children: bool) -> Iterator[None]:
+    """Become the parent of what the command leaves behind, if its `children` are traced."""
+    if children:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        if children:
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def start(request: RecordRequest, env: Mapping[str, str], choice: int) -> subprocess.Popen[bytes]:
+    """Start the command, traced.
+
+    :param choice: the open file ``self`` of the kernel's PTAT.
+    :raises BoardError: it cannot be run.
+    """
+    how = CHOOSE_WITH_CHILDREN if request.children else CHOOSE_COMMAND
+    try:
+        return subprocess.Popen(
+            request.argv, cwd=request.cwd, env=env, preexec_fn=lambda: os.write(choice, how)
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise BoardError(f"cannot run {request.argv[0]}: {why}") from None
+
+
+def attend(child: subprocess.Popen[bytes], tick: Callable[[], str | None], run: Run) -> None:
+    """Wait until the command has ended; at a second interruption, kill it.
+
+    :param tick: is called ten times a second; what it returns is why the recording must end.
+    """
+    pidfd = os.pidfd_open(child.pid)
+    asked_s: float | None = None
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        while True:
+            try:
+                if poll.poll(TICK_S * 1000):
+                    break
+                failure = tick()
+                run.failure = run.failure or failure
+                if run.failure and asked_s is None:
+                    asked_s = time.monotonic()
+                    if not run.interrupted:
+                        child.terminate()
+                elif asked_s is not None and time.monotonic() - asked_s > GRACE_S:
+                    child.kill()
+            except KeyboardInterrupt:
+                # A terminal has told the command, too.
+                if run.interrupted:
+                    child.kill()
+                run.interrupted = True
+                run.failure = run.failure or "interrupted"
+    finally:
+        os.close(pidfd)
+    status = child.wait()
+    run.exit_status = status if status >= 0 else 128 - status
+
+
+def end_children() -> None:
+    """Kill the processes that the command left behind, until there is none."""
+    while True:
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                # pid (comm) state ppid …; comm may hold anything.
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                if parent == os.getpid():
+                    os.kill(int(stat.parent.name), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""The programs in host/recorder: what is mapped where, and where memory was asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from ptat_host.boards.base import BoardError
+from ptat_host.boards.program_cache import made
+
+SOURCE = Path(__file__).resolve().parents[2] / "recorder"
+
+
+def directory() -> Path:
+    """Where ``ptat-maps`` and ``libptat-heap.so`` are, compiled if they are not in the cache.
+
+    :raises BoardError: they cannot be compiled.
+    """
+    if not SOURCE.exists():
+        raise BoardError(
+            f"{SOURCE} is missing: mappings cannot be recorded",
+            "install from a clone of ptat (pip install -e .), or record with --no-maps",
+        )
+    sources = [source for source in SOURCE.iterdir() if source.is_file()]
+    return made("recorder", SOURCE, sources, "OUT")
+
+
+def heap_environment(env: Mapping[str, str], heap_bytes: int, socket: str) -> dict[str, str]:
+    """The environment of a command that tells `socket` of what it allocates of that size."""
+    library = str(directory() / "libptat-heap.so")
+    others = env.get("LD_PRELOAD")
+    preload = f"{library}:{others}" if others else library
+    return {**env, "LD_PRELOAD": preload, "PTAT_HEAP": f"{heap_bytes}:{socket}"}
+
+
+class Recording:
+    """Records what the processes that we start from now on map; a context manager."""
+
+    def __init__(self, target: Path, heap: bool) -> None:
+        """Begin; `target` is the file to write. `heap`: also listen at `socket`.
+
+        :raises BoardError: the kernel does not allow it, or the program cannot be compiled.
+        """
+        program = directory() / "ptat-maps"
+        # Short: the path of a socket has 107 bytes.
+        self._temporary = tempfile.TemporaryDirectory(prefix="ptat-") if heap else None
+        self.socket = f"{self._temporary.name}/heap" if self._temporary else None
+        self.written = False
+        """Once it has ended: all is in the file."""
+        with target.open("wb") as file:
+            self._process = subprocess.Popen(
+                [program, str(os.getpid()), *([self.socket] if self.socket else [])],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+        said = _of(self._process.stderr).readline().decode().strip()
+        if said != "ready":
+            self._end()
+            raise BoardError(
+                f"mappings cannot be recorded: {said}", "be root, or record with --no-maps"
+            )
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.written = self._end() == 0
+
+    def _end(self) -> int:
+        _of(self._process.stdin).close()
+        status = self._process.wait()
+        _of(self._process.stderr).close()
+        if self._temporary:
+            self._temporary.cleanup()
+        return status
+
+
+def _of(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None  # it was asked for
+    return stream
