@@ -77,6 +77,27 @@ class Target:
             self.read(self.path)
 
 
+class Traps(Target):
+    """Records of traps, each of which is parsed and checked."""
+
+    def __init__(self) -> None:
+        super().__init__("kernel/trap0.raw", self._read)
+
+    def prepare(self, directory: Path) -> None:
+        """Write a session of an incomplete recording: the number of records is not known."""
+        import trapping
+
+        self.path = trapping.trap_session(directory / "session", steps=30)
+        description = self.path / "session.json"
+        content = json.loads(description.read_text())
+        description.write_text(json.dumps(content | {"complete": False}))
+
+    def _read(self, path: Path) -> None:
+        with contextlib.suppress(PtatError):
+            _parse(path)
+        _check(path)
+
+
 class Trace(Target):
     """A trace of memory accesses, read as one kind of them."""
 
@@ -308,6 +329,7 @@ TARGETS = {
     "check-log-fields": LogFields(_check),
     "parse-description": Target("session.json", _parse),
     "check-blocks": Target("bus.0.raw", _check, sealed_blocks),
+    "traps": Traps(),
     "trace-text": Trace("text", b"readi 0x401ab70 3\nwrite\t0x1fff000748 8\n# no\n"),
     "trace-lackey": Trace("lackey", b"==1== Lackey\nI  0401ab70,3\n M 1fff000748,8\n"),
     "trace-drmemtrace": Trace("drmemtrace", b"\x19" + bytes(11) + b"\x0a\0\4\0" + bytes(8)),

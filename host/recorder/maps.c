@@ -195,9 +195,14 @@ static void take(struct maps *maps, const struct perf_event_header *header)
 		fprintf(out, "{\"kind\":\"exit\",\"ns\":%llu,\"pid\":%u}\n", ns, task->pid);
 		break;
 	case PERF_RECORD_COMM:
-		if (!(header->misc & PERF_RECORD_MISC_COMM_EXEC) || !find_process(maps, comm->pid))
+		if (!find_process(maps, comm->pid))
 			break;
-		fprintf(out, "{\"kind\":\"exec\",\"ns\":%llu,\"pid\":%u,\"comm\":", ns, comm->pid);
+		if (header->misc & PERF_RECORD_MISC_COMM_EXEC)
+			fprintf(out, "{\"kind\":\"exec\",\"ns\":%llu,\"pid\":%u,", ns, comm->pid);
+		else
+			fprintf(out, "{\"kind\":\"comm\",\"ns\":%llu,\"pid\":%u,\"tid\":%u,", ns,
+				comm->pid, comm->tid);
+		fputs("\"comm\":", out);
 		put_string(out, comm->comm, header->size - sizeof(*comm));
 		fputs("}\n", out);
 		break;

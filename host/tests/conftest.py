@@ -16,7 +16,7 @@ from ptat_parser.capture.writer import BlockWriter
 HOST = Path(__file__).parent.parent
 WORKLOADS = HOST / "workloads"
 BOARD = HOST.parent / "testbed" / "board"
-SYNTHETIC = HOST.parent / "parser" / "tests" / "synthetic.py"
+PARSER_TESTS = HOST.parent / "parser" / "tests"
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,17 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def synthetic() -> ModuleType:
     """The parser's synthetic machine, which writes sessions."""
-    spec = importlib.util.spec_from_file_location("synthetic", SYNTHETIC)
+    return _loaded("synthetic")
+
+
+@pytest.fixture(scope="session")
+def trapping(synthetic) -> ModuleType:
+    """The same whose misses trap."""
+    return _loaded("trapping")
+
+
+def _loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, PARSER_TESTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -97,6 +97,8 @@ def test_overhead(session, capsys):
     assert found["added_s"] == pytest.approx((12_458 * 200 + 9 * 100) / 1e9)
     assert found["slowdown"] == pytest.approx(1 + 2.4925)
     assert found["trap_slowdown"] == pytest.approx(1 + 113 * 350e-6)
+    assert found["touch_slowdown"] == pytest.approx(1 + 107 * 500e-6)
+    assert found["step_slowdown"] == pytest.approx(1 + 107 * 1000e-6)
     assert main(["overhead", "before", "--seconds", "0"]) == 2
 
 

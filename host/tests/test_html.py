@@ -183,3 +183,19 @@ def test_ten_thousand_processes(browser, session):
     assert page.inner_text("#processes .tools span") == "200 of 1,000"
     assert "9,000 more" in page.inner_text("#processes")
     assert session.with_suffix(".html").stat().st_size < 2 << 20
+
+
+def test_a_page_of_traps(browser, trapping, tmp_path):
+    directory = trapping.trap_session(tmp_path / "traps")
+    page = show(browser, directory, PHONE)
+    accesses = column(page, "accesses", 1)
+    assert {"read", "write", "fetch"} <= set(accesses)
+    assert column(page, "threads", 1)
+    assert page.locator("#functions").count() == 0  # what was mapped was not recorded
+    assert "threads" in page.inner_text("nav")
+    assert "waits for the recorder" in page.inner_text("#taken")
+
+
+def test_a_page_of_a_bus_has_no_threads(browser, session):
+    page = show(browser, session)
+    assert page.locator("#threads, #accesses, #functions").count() == 0

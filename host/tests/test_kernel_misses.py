@@ -163,7 +163,7 @@ def test_what_is_no_perf_script_is_told(text, problem):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--folded", "f"], "add --kernel"),
+        (["--all"], "add --kernel"),
         (["--kernel", "--html", "f"], "--kernel has no HTML"),
         (["--kernel", "--read", "f", "--all"], "--read shows no session"),
     ],

@@ -277,6 +277,28 @@ def test_a_child_on_another_cpu_is_known_from_its_fork(tmp_path):
     assert times == sorted(times)
 
 
+NAMED = """
+import ctypes, threading
+def work():
+    ctypes.CDLL(None).prctl(15, b"wor\\"ker", 0, 0, 0)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="perf_event_open of all processes needs root")
+def test_names_of_threads(tmp_path):
+    target = maps.path_of(tmp_path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with recorder_programs.Recording(target, heap=False):
+        process = subprocess.Popen([sys.executable, "-c", NAMED])
+        assert process.wait() == 0
+    found = maps.read(target, 1e9).threads
+    ((pid, tid),) = (key for key, name in found.items() if name == 'wor"ker')
+    assert pid == process.pid != tid
+
+
 def test_misses_are_of_what_was_mapped_at_their_time(tmp_path):
     alloc = {"kind": "alloc", "tsc": 60, "pid": 7, "start": 0x10000, "bytes": 0x1000}
     free = {"kind": "free", "tsc": 80, "pid": 7, "start": 0x10000, "bytes": 0}

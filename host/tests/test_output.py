@@ -121,10 +121,10 @@ def test_script_prints_every_miss_once(session, capfdbinary):
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 6, 107, 1000])
 def test_script_stops_at_the_limit_in_any_batch(session, limit):
     class Batched(Misses):
-        def raw(self):
-            for time, page in super().raw():
-                for start in range(0, time.size, 2):
-                    yield time[start : start + 2], page[start : start + 2]
+        def stored(self):
+            for batch in super().stored():
+                for start in range(0, batch.num_rows, 2):
+                    yield batch.slice(start, 2)
 
     out = io.BytesIO()
     misses = Trace(Results(Session(session), summary_of(session))).misses()

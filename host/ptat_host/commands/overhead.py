@@ -33,6 +33,8 @@ def add(commands: Commands[Parser]) -> None:
         ("cached", "a read of an entry by an untraced walk", 10.0),
         ("store", "an uncached store", 100.0),
         ("trap", "a page fault that counts a miss, as BadgerTrap's", 350.0),
+        ("touch", "a miss in trap mode, by touch", 500.0),
+        ("step", "a miss in trap mode, by step", 1000.0),
     ):
         parser.add_argument(
             f"--{name}-ns",
@@ -50,12 +52,18 @@ def _run(arguments: argparse.Namespace) -> int:
     from ptat_host.reports import recording_cost
 
     costs = recording_cost.Costs(
-        arguments.uncached_ns, arguments.cached_ns, arguments.store_ns, arguments.trap_ns
+        arguments.uncached_ns,
+        arguments.cached_ns,
+        arguments.store_ns,
+        arguments.trap_ns,
+        arguments.touch_ns,
+        arguments.step_ns,
     )
-    totals = load_results(arguments).summary["totals"]
-    found = recording_cost.estimate(totals, costs, arguments.seconds)
+    results = load_results(arguments)
+    found = recording_cost.estimate(results.summary["totals"], costs, arguments.seconds)
     if arguments.json:
         print(json.dumps(found.as_dict() | {"costs": asdict(costs)}))
     else:
-        console.show(recording_cost.render(found, costs))
+        notes = recording_cost.notes(found, bool(results.session.traps))
+        console.show(recording_cost.render(found, costs, notes))
     return 0

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ptat_host.commands.common import (
     Commands,
@@ -21,6 +22,9 @@ from ptat_host.commands.common import (
     session_of,
     text_of,
 )
+
+if TYPE_CHECKING:
+    from ptat_parser import Trace
 
 
 def add(commands: Commands[Parser]) -> None:
@@ -65,11 +69,12 @@ def add(commands: Commands[Parser]) -> None:
         help="with --kernel: also of processes that are not traced (default: only of those that"
         " are)",
     )
-    kernel.add_argument(
+    parser.add_argument(
         "--folded",
         metavar="FILE",
         type=Path,
-        help="with --kernel: also write folded stacks, for flame graphs (default: no)",
+        help="also write folded stacks, for flame graphs: with --kernel of kernel code; else"
+        " process;thread;object;function, of a session whose misses trapped (default: no)",
     )
     parser.set_defaults(run=_run)
 
@@ -77,15 +82,18 @@ def add(commands: Commands[Parser]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from ptat_host import console
     from ptat_host.reports import html, session_report
+    from ptat_parser import Trace
 
     if arguments.kernel:
         return _report_kernel(arguments)
-    for option in ("read", "all", "folded"):
+    for option in ("read", "all"):
         if getattr(arguments, option):
             raise UsageError(f"--{option} is of kernel code's misses", "add --kernel")
     if arguments.html and arguments.json:
         raise UsageError("--html and --json are two reports", "ask for one of them")
     results = load_results(arguments)
+    if arguments.folded:
+        _write_folded(Trace(results), arguments.folded)
     content = session_report.summarise(results, arguments.top, objects=not arguments.html)
     if arguments.html:
         html.write(results, arguments.html)
@@ -95,6 +103,15 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         console.show(session_report.render(content))
     return 1 if arguments.strict and not session_report.is_whole(content) else 0
+
+
+def _write_folded(trace: Trace, target: Path) -> None:
+    from ptat_host.reports.trap_counts import TrapCounts
+
+    counts = TrapCounts(trace)
+    with target.open("w") as file:
+        counts.write_folded(file)
+    print(f"ptat: wrote {target}", file=sys.stderr)
 
 
 def _report_kernel(arguments: argparse.Namespace) -> int:

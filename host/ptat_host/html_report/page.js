@@ -250,6 +250,44 @@ function processes() {
 		caption(place, `… and ${count(data.moreProcesses)} more with fewer misses.`);
 }
 
+/* A section that only sessions with traps have, before another one. */
+function section(id, title, before) {
+	const made = document.createElement("section");
+	made.id = id;
+	element(made, "h2", {}, title);
+	element(made, "div", { class: "body" });
+	document.getElementById(before).before(made);
+	const link = document.createElement("a");
+	link.href = `#${id}`;
+	link.textContent = id;
+	document.querySelector(`nav a[href="#${before}"]`).before(link);
+	return body(id);
+}
+
+function traps() {
+	const { functions, threads, accesses } = data.traps;
+	const misses = { name: "misses", key: r => r.misses, text: r => count(r.misses) };
+	const share = { name: "share", kind: "share", key: r => r.share, text: r => percent(r.share), share: r => r.share };
+	const of = (name, field) => ({ name, key: r => r[field], text: r => count(r[field]) });
+	if (functions)
+		table(section("functions", "Hottest functions", "pages"), [
+			{ name: "function", kind: "text wide mono", key: r => r.function, text: r => r.function },
+			{ name: "object", kind: "text", key: r => r.object, text: r => r.object },
+			misses, share, of("reads", "reads"), of("writes", "writes"), of("fetches", "fetches"),
+		], functions, 2, "functions");
+	if (threads)
+		table(section("threads", "Threads", "processes"), [
+			{ name: "thread", kind: "text", key: r => r.name, text: r => r.name },
+			{ name: "process", kind: "text", key: r => r.comm, text: r => `${r.comm} ${r.tgid}` },
+			{ name: "tid", key: r => r.tid, text: r => String(r.tid) },
+			misses, share, of("pages", "pages"),
+		], threads, 3, "threads");
+	table(section("accesses", "Kinds of access", "processes"), [
+		{ name: "access", kind: "text", key: r => r.access, text: r => r.access },
+		misses, share,
+	], accesses, 1, "accesses");
+}
+
 function sizes() {
 	const place = body("sizes");
 	const all = [...new Set(data.sizes.flatMap(one => Object.keys(one.misses)))].sort((a, b) => a - b);
@@ -529,6 +567,8 @@ header();
 objects();
 pages();
 processes();
+if (data.traps)
+	traps();
 sizes();
 curves();
 time();

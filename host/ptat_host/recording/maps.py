@@ -66,6 +66,8 @@ class Maps:
     lost: int = 0
     """Events that the kernel had no room for, and lines that make no sense."""
     files: set[str] = field(default_factory=set)
+    threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Names that threads gave themselves, by tgid and tid; the last one of each."""
 
 
 class _Space:
@@ -145,12 +147,16 @@ class _Recorder:
         self.maps: dict[int, _Space] = {}
         self.heap: dict[int, _Space] = {}
         self.files: set[str] = set()
+        self.threads: dict[tuple[int, int], str] = {}
         self.lost = 0
 
     def handle(self, line: dict[str, Any], ns: int) -> None:
         kind, pid = line["kind"], line.get("pid", 0)
         if kind == "lost":
             self.lost += int(line["events"])
+            return
+        if kind == "comm":
+            self.threads[pid, int(line["tid"])] = _text(line["comm"])
             return
         space = self.maps.setdefault(pid, _Space())
         heap = self.heap.setdefault(pid, _Space())
@@ -162,6 +168,8 @@ class _Recorder:
             self.heap[pid] = self.heap.setdefault(line["parent"], _Space()).copy(ns)
             self.maps[pid].closed, self.heap[pid].closed = closed, heap_closed
         elif kind in ("exec", "exit"):
+            if kind == "exec":
+                self.threads = {key: name for key, name in self.threads.items() if key[0] != pid}
             space.clear(ns)
             heap.clear(ns)
         elif kind == "map":
@@ -289,7 +297,11 @@ def read(path: Path, cycles_hz: float) -> Maps:
         except (ValueError, KeyError, TypeError, AttributeError, UnicodeEncodeError, IndexError):
             lost += 1
     return Maps(
-        _closed(recorder.maps), _closed(recorder.heap), lost + recorder.lost, recorder.files
+        _closed(recorder.maps),
+        _closed(recorder.heap),
+        lost + recorder.lost,
+        recorder.files,
+        recorder.threads,
     )
 
 

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,9 @@ _SYMBOL = np.dtype(
     }
 )
 """Elf64_Sym (System V ABI, AMD64)."""
-_OBJECT = 1
+_OBJECT = (1,)
+_FUNCTION = (2, 10)
+"""STT_FUNC, STT_GNU_IFUNC."""
 _ALLOCATED = 2
 
 _ASSIGNED = re.compile(r"^[^=\"']*?([A-Za-z_][\w.]*(?:->[\w.]+)*)(?:\[[^\]]*\])*\s*=(?!=)")
@@ -65,6 +67,17 @@ class Call:
         return f"{self.function}{where}"
 
 
+class SymbolTable(NamedTuple):
+    """Names, and the two arrays of their addresses (ascending) and sizes."""
+
+    names: list[str]
+    addresses: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.uint64]
+
+
+NO_SYMBOLS = SymbolTable([], np.array([], np.uint64), np.array([], np.uint64))
+
+
 @dataclass(frozen=True)
 class Module:
     """An ELF file."""
@@ -77,6 +90,8 @@ class Module:
     """Of static data, as the two arrays of their addresses (ascending) and sizes."""
     addresses: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.uint64]
+    functions: SymbolTable = NO_SYMBOLS
+    """Recorded only where instructions are: of sessions whose misses trapped."""
 
     def address_of(self, offset_bytes: int) -> int | None:
         """The address that a place in the file is linked to."""
@@ -84,6 +99,23 @@ class Module:
             if offset <= offset_bytes < offset + file_bytes:
                 return address + offset_bytes - offset
         return None
+
+    def function_at(self, address: int) -> str | None:
+        """The function that has an address.
+
+        One without a size ends where the next one, or another section, begins.
+        """
+        names, addresses, sizes = self.functions
+        at = int(np.searchsorted(addresses, address, "right")) - 1
+        if at < 0:
+            return None
+        start, size = int(addresses[at]), int(sizes[at])
+        if size:
+            inside = address < start + size
+        else:
+            section = self.section_of(start, start + 1)
+            inside = section is not None and self.section_of(address, address + 1) == section
+        return names[at] if inside else None
 
     def symbol_of(self, start: int, end: int) -> tuple[str, int, int] | None:
         """Name, address and size of what most of these addresses are; None: half have no name."""
@@ -122,7 +154,8 @@ def collect(session: Path) -> None:
     recording = maps.path_of(session)
     if not recording.exists() or (session / FILE).exists():
         return  # a replayed session brings its own
-    found = gather(maps.read(recording, 1e9))  # times do not matter here
+    trapped = any((session / "kernel").glob("trap*.raw"))
+    found = gather(maps.read(recording, 1e9), functions=trapped)  # times do not matter here
     content = {
         "modules": {path: _as_json(module) for path, module in found.modules.items()},
         "calls": [
@@ -133,9 +166,11 @@ def collect(session: Path) -> None:
     (session / FILE).write_text(json.dumps(content) + "\n")
 
 
-def gather(found: Maps) -> Symbols:
-    """The names in the files that are mapped, as these files are now."""
-    modules = {path: module for path in sorted(found.files) if (module := _read_elf(Path(path)))}
+def gather(found: Maps, functions: bool = False) -> Symbols:
+    """The names in the files that are mapped, as these files are now; of `functions`, if wanted."""
+    modules = {
+        path: module for path in sorted(found.files) if (module := _read_elf(Path(path), functions))
+    }
     frames = {
         frame
         for regions in found.heap.values()
@@ -161,30 +196,41 @@ def load(session: Path) -> Symbols:
 
 
 def _as_json(module: Module) -> dict[str, Any]:
+    data = SymbolTable(module.names, module.addresses, module.sizes)
+    functions = {"functions": _rows(module.functions)} if module.functions.names else {}
     return {
         "loads": module.loads,
         "sections": module.sections,
-        "data": list(
-            zip(module.names, module.addresses.tolist(), module.sizes.tolist(), strict=True)
-        ),
+        "data": _rows(data),
+        **functions,
     }
 
 
+def _rows(table: SymbolTable) -> list[tuple[str, int, int]]:
+    return list(zip(table.names, table.addresses.tolist(), table.sizes.tolist(), strict=True))
+
+
+def _from_rows(rows: list[tuple[str, int, int]]) -> SymbolTable:
+    return SymbolTable(
+        [name for name, _, _ in rows],
+        np.array([address for _, address, _ in rows], np.uint64),
+        np.array([size for _, _, size in rows], np.uint64),
+    )
+
+
 def _from_json(content: dict[str, Any]) -> Module:
-    data = content["data"]
     return Module(
         [tuple(load) for load in content["loads"]],
         [tuple(section) for section in content["sections"]],
-        [name for name, _, _ in data],
-        np.array([address for _, address, _ in data], np.uint64),
-        np.array([size for _, _, size in data], np.uint64),
+        *_from_rows(content["data"]),
+        functions=_from_rows(content.get("functions", [])),
     )
 
 
 # ELF ----------------------------------------------------------------------------------------------
 
 
-def _read_elf(path: Path) -> Module | None:
+def _read_elf(path: Path, functions: bool = False) -> Module | None:
     """None: it is no ELF file of a 64-bit machine, or cannot be read any more."""
     try:
         with path.open("rb") as file:
@@ -200,27 +246,36 @@ def _read_elf(path: Path) -> Module | None:
                 for section in elf.iter_sections()
                 if section["sh_flags"] & _ALLOCATED and not isinstance(section, NoteSection)
             ]
-            names, addresses, sizes = _data_symbols(elf)
+            data = _symbols(elf, _OBJECT)
+            code = _symbols(elf, _FUNCTION) if functions else NO_SYMBOLS
     except (OSError, ELFError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
-    return Module(loads, sections, names, addresses, sizes)
+    return Module(loads, sections, *data, functions=code)
 
 
-def _data_symbols(
-    elf: ELFFile,
-) -> tuple[list[str], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def _symbols(elf: ELFFile, kinds: tuple[int, ...]) -> SymbolTable:
+    """Those of some kinds that the file defines; data must have a size."""
     table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
-        return [], np.array([], np.uint64), np.array([], np.uint64)
+        return NO_SYMBOLS
     symbols = np.frombuffer(table.data(), _SYMBOL)
-    wanted = (symbols["info"] & 15 == _OBJECT) & (symbols["size"] > 0) & (symbols["section"] > 0)
+    wanted = np.isin(symbols["info"] & 15, kinds) & (symbols["section"] > 0)
+    if kinds == _OBJECT:
+        wanted &= symbols["size"] > 0
     symbols = symbols[wanted]
-    symbols = symbols[np.argsort(symbols["value"], kind="stable")]
     strings = table.stringtable.data()
     names = [
         strings[at : strings.index(b"\0", at)].decode(errors="replace") for at in symbols["name"]
     ]
-    return names, symbols["value"].copy(), symbols["size"].copy()
+    if kinds == _FUNCTION:
+        # Of several names at one address, the last is used: one that has a size and is no alias.
+        plain = np.array([len(name.lstrip("_")) - len(name) for name in names], np.int64)
+        order = np.lexsort((plain, symbols["size"] > 0, symbols["value"]))
+    else:
+        order = np.argsort(symbols["value"], kind="stable")
+    return SymbolTable(
+        [names[at] for at in order.tolist()], symbols["value"][order], symbols["size"][order]
+    )
 
 
 # Calls --------------------------------------------------------------------------------------------

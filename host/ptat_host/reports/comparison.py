@@ -99,6 +99,11 @@ def warnings(before: Sequence[Trace], after: Sequence[Trace]) -> list[str]:
     ):
         if len(values) > 1:
             found.append(f"the recordings have different {name}")
+    if len({bool(trace.session.traps) for trace in (*before, *after)}) > 1:
+        found.append(
+            "some recordings are of a bus, others of traps: a bus also shows speculative and"
+            " prefetched walks, traps only demand misses"
+        )
     return found + _about_chance(len(before), len(after))
 
 

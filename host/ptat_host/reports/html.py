@@ -103,6 +103,16 @@ def content(results: Results) -> dict[str, Any]:
         "time": counted.time if counted else {"bins": 0},
         "maps": counted.maps if counted else [],
         "taken": [*session_report.circumstances(summary).items()],
+        **({"traps": _traps(summary["traps"])} if "traps" in summary else {}),
+    }
+
+
+def _traps(traps: dict[str, Any]) -> dict[str, Any]:
+    """Tables of a session whose misses trapped; None: not known."""
+    tables = {name: traps[name] for name in ("functions", "threads", "accesses")}
+    return {
+        name: [_printable(row) for row in rows[:PROCESSES]] if rows is not None else None
+        for name, rows in tables.items()
     }
 
 
@@ -127,7 +137,11 @@ def _totals(summary: dict[str, Any]) -> list[tuple[str, int, bool]]:
             False,
         ),
         ("faulted walks, not counted as misses", totals["faulted"], False),
-        ("reads of PMD entries, on the way", totals["pmd_reads"], False),
+        *(
+            []
+            if "traps" in summary
+            else [("reads of PMD entries, on the way", totals["pmd_reads"], False)]
+        ),
         *(
             [("read-backs by the kernel", totals["readbacks"], False)]
             if totals["readbacks"]

@@ -7,8 +7,6 @@ samples that hardware took on any machine: both are a `Profile`, and shown alike
 
 from __future__ import annotations
 
-import bisect
-import gzip
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +19,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ptat_host.reports.kernel_functions import KernelFunctions
 from ptat_host.reports.session_report import printable
-from ptat_parser.errors import BadInput
 from ptat_parser.formats import kernel_misses
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel.log import read_kernel_log, traced_spaces
@@ -58,32 +56,6 @@ class Profile:
     """What a reader must know before believing the numbers."""
 
 
-class Functions:
-    """Names of kernel code, from lines of System.map.
-
-    :raises BadInput: the file is missing or damaged.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._addresses: list[int] = []
-        self._names: list[str] = []
-        try:
-            with gzip.open(path, "rt") as lines:
-                for line in lines:
-                    address, _, name = line.split()
-                    self._addresses.append(int(address, 16))
-                    self._names.append(name)
-        except FileNotFoundError:
-            raise BadInput(f"{path}: no such file", "record again") from None
-        except (EOFError, ValueError, gzip.BadGzipFile) as error:
-            raise BadInput(f"{path}: damaged: {error}", "record again") from error
-
-    def name(self, address: int) -> str:
-        """The function at an address; an address before all of them has none."""
-        at = bisect.bisect_right(self._addresses, address) - 1
-        return self._names[at] if at >= 0 else f"{address:#x}"
-
-
 # A session ----------------------------------------------------------------------------------------
 
 
@@ -113,7 +85,7 @@ def in_windows(
     :raises BadInput: as `of_session`.
     """
     reader = kernel_misses.Reader(path / kernel_misses.FILE)
-    functions = Functions(path / kernel_misses.FUNCTIONS)
+    functions = KernelFunctions(path / kernel_misses.FUNCTIONS)
     user = np.uint64(1 << kernel_misses.USER_VA_BITS)
     wanted = None if spaces is None else np.array(sorted(spaces), np.uint64)
     counts: list[Counter[int]] = [Counter() for _ in windows]
@@ -148,7 +120,7 @@ def _between(ticks: npt.NDArray[np.uint64], window: tuple[int, int]) -> npt.NDAr
     return inside
 
 
-def _chains(reader: kernel_misses.Reader, functions: Functions) -> list[Chain]:
+def _chains(reader: kernel_misses.Reader, functions: KernelFunctions) -> list[Chain]:
     """By place; callers come before those they call."""
     chains: list[Chain] = [()]
     for caller, address in zip(reader.callers[1:], reader.addresses[1:], strict=True):

@@ -129,6 +129,11 @@ class Follower:
         )
         if not running and not self._begun:
             return self._whole()
+        if _of_traps(description):
+            raise PtatError(
+                f"{self._path}: misses that trap cannot be followed while they are recorded",
+                "wait for the recording to end, then ptat report",
+            )
         if self._tail is None:
             if running and not (description.get("region") and self._captured(description)):
                 return View(str(self._path), description["command"]["argv"], STARTING)
@@ -330,6 +335,12 @@ def _size_bytes(path: Path) -> int:
     except FileNotFoundError:
         return 0
     return status.st_size if S_ISREG(status.st_mode) else 0
+
+
+def _of_traps(description: dict[str, Any]) -> bool:
+    """Whether a session has records of traps in the place of a capture."""
+    channels = description.get("board", {}).get("channels")
+    return bool(description.get("traps") or (description.get("region") and channels == []))
 
 
 def _per_s(count: int, seconds: float) -> float:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ptat_host.recording import maps
+from ptat_host.reports import trap_counts
 from ptat_host.reports.objects import Objects
 from ptat_host.sizes import format_size
 from ptat_parser import Results, Trace
@@ -32,6 +33,11 @@ UNEXPLAINED = {
 TABLE_BYTES = 4096
 
 PROCESSES_SHOWN = 20
+
+NOT_TRAPPED = (
+    "speculative and prefetched walks; another CPU's walk while an entry is valid for one access"
+)
+"""Walks that trap mode does not see."""
 
 
 def summarise(results: Results, top: int, objects: bool = True) -> dict[str, Any]:
@@ -69,6 +75,7 @@ def summarise(results: Results, top: int, objects: bool = True) -> dict[str, Any
         "clock": summary["clock"],
         "warnings": summary["warnings"],
         "console_warnings": session.kernel.warnings,
+        **({"traps": trap_counts.summarise(Trace(results), top)} if session.traps else {}),
     }
 
 
@@ -161,6 +168,8 @@ def render(report: dict[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_title(report), "", _totals(report), "", *_problems(report)]
     if seen(report):
         parts += [_process_table(report), "", _hot_table(report), ""]
+    if "traps" in report:
+        parts += _trap_tables(report["traps"])
     if report["hottest_pages"]:
         parts += [_page_table(report), ""]
     if report["objects"]:
@@ -193,7 +202,8 @@ def _totals(report: dict[str, Any]) -> Table:
     doubt = f"; for {_count(in_doubt)}, another's walk may be meant" if in_doubt else ""
     faulted = f"ended in a page fault; not counted{doubt}"
     table.add_row("faulted walks", _count(totals["faulted"]), faulted)
-    table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
+    if "traps" not in report:
+        table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
     if totals["readbacks"]:
         table.add_row("read-backs", _count(totals["readbacks"]), "by the kernel, asked for")
     lost = report["lost"]
@@ -283,6 +293,51 @@ def _hot_table(report: dict[str, Any]) -> Table:
     return table
 
 
+def _trap_tables(traps: dict[str, Any]) -> list[RenderableType]:
+    """By thread, by function and by kind of access."""
+    parts: list[RenderableType] = []
+    if traps["threads"]:
+        parts += [_thread_table(traps["threads"]), ""]
+    if traps["functions"]:
+        parts += [_function_table(traps["functions"]), ""]
+    if traps["accesses"]:
+        table = _table("access", "misses", "share")
+        for row in traps["accesses"]:
+            table.add_row(row["access"], _count(row["misses"]), _percent(row["share"]))
+        parts += [table, ""]
+    return parts
+
+
+def _thread_table(threads: list[dict[str, Any]]) -> Table:
+    table = _table("thread", "tgid", "tid", "misses", "share", "pages")
+    for row in threads[:PROCESSES_SHOWN]:
+        table.add_row(
+            _name(row["name"]),
+            str(row["tgid"]),
+            str(row["tid"]),
+            _count(row["misses"]),
+            _percent(row["share"]),
+            _count(row["pages"]),
+        )
+    if len(threads) > PROCESSES_SHOWN:
+        table.add_row(f"… and {len(threads) - PROCESSES_SHOWN} more")
+    return table
+
+
+def _function_table(functions: list[dict[str, Any]]) -> Table:
+    table = _table("hottest functions", "misses", "share", "reads", "writes", "fetches")
+    table.add_column("object")
+    for row in functions:
+        table.add_row(
+            _name(row["function"]),
+            _count(row["misses"]),
+            _percent(row["share"]),
+            *(_count(row[kind]) for kind in ("reads", "writes", "fetches")),
+            _name(row["object"]),
+        )
+    return table
+
+
 def _page_table(report: dict[str, Any]) -> Table:
     total = report["totals"]["misses"]
     table = _table("hottest pages", "tgid", "address", "size", "misses", "share")
@@ -329,17 +384,36 @@ def _object_table(report: dict[str, Any]) -> Table:
 
 def circumstances(report: dict[str, Any]) -> dict[str, str]:
     """How the trace was taken."""
-    cpu = report["cpu"].get("tlb") or report["cpu"].get("name") or "unknown"
-    clock = report["clock"]
-    entries = f" and {_count(clock['entry_pairs'])} entries" if clock["entry_pairs"] else ""
-    bound = "" if clock["error_ns"] is None else f", error at most {clock['error_ns']:.0f} ns"
     return {
         "session": f"{report['session']}, {report['created_utc'] or 'undated'}",
-        "taken on": f"{report['board']}, {report['granularity_bytes']}-byte bus, TLB {cpu},"
-        f" kernel {report['kernel'] or 'unknown'}",
+        "taken on": _taken_on(report),
         "traced": f"{report['levels']} tables in a region of {format_size(report['region_bytes'])},"
         f" {'with' if report['children'] else 'without'} the command's children",
         **({"left out": left_out} if (left_out := "; ".join(_left_out(report))) else {}),
+        **(_traps(report["traps"]) if "traps" in report else _clocks(report["clock"])),
+    }
+
+
+def _taken_on(report: dict[str, Any]) -> str:
+    cpu = report["cpu"].get("tlb") or report["cpu"].get("name") or "unknown"
+    kernel = f"kernel {report['kernel'] or 'unknown'}"
+    if "traps" in report:
+        return f"{report['board']}, {cpu}, {kernel}"
+    return f"{report['board']}, {report['granularity_bytes']}-byte bus, TLB {cpu}, {kernel}"
+
+
+def _traps(traps: dict[str, Any]) -> dict[str, str]:
+    return {
+        "traps": f"{_count(traps['records'])} records, {_count(traps['waits'])} waits for the"
+        f" recorder, {_count(traps['retries'])} retries, {_count(traps['steps'])} steps",
+        "not seen": NOT_TRAPPED,
+    }
+
+
+def _clocks(clock: dict[str, Any]) -> dict[str, str]:
+    entries = f" and {_count(clock['entry_pairs'])} entries" if clock["entry_pairs"] else ""
+    bound = "" if clock["error_ns"] is None else f", error at most {clock['error_ns']:.0f} ns"
+    return {
         "clocks": f"{_count(clock['pairs'])} markers{entries},"
         f" offset {clock['offset_ns'] / 1e9:.9f} s",
         "clocks' error": f"drift {clock['drift_ppm']:.3f} ppm,"

@@ -14,9 +14,15 @@ import pyarrow.compute as pc
 from ptat_host.reports.objects import Objects
 from ptat_host.reports.session_report import printable
 from ptat_parser import Misses
+from ptat_parser.formats.traps import access_name
 from ptat_parser.results.export import PAGE_SIZES, page_texts, seconds, write_joined
 
 HEADER = b"#           time_s comm               tgid          vaddr page span object\n"
+TRAP_HEADER = (
+    b"#           time_s comm               tgid          vaddr page span"
+    b"    tid       access                 ip object\n"
+)
+"""Of a session whose misses trapped."""
 _COLUMNS = ("comm", "tgid", "vaddr", "page_size_bytes", "span")
 
 
@@ -35,33 +41,37 @@ def write(
     """
     pages = misses.trace.pages
     objects = Objects(misses.trace)
-    of_cell = pa.array(objects.page_of_cell)
+    page_of_cell = pa.array(objects.page_of_cell)
     if as_json:
         values = zip(*(pages[column].to_pylist() for column in _COLUMNS), strict=True)
-        start = pa.array([_json(*row) for row in values], pa.string()).take(of_cell)
+        start = pa.array([_json(*row) for row in values], pa.string()).take(page_of_cell)
     else:
-        start = page_texts(pages, _line, *_COLUMNS).take(of_cell)
+        start = page_texts(pages, _line, *_COLUMNS).take(page_of_cell)
     names = [one.name if objects.recorded else None for one in objects.objects]
     end = pa.array([_end_json(n) if as_json else _end(n) for n in names], pa.string())
-    texts = pc.binary_join_element_wise(start, end.take(pa.array(objects.object_of_cell)), "")
+    end = end.take(pa.array(objects.object_of_cell))
     wanted = None
     if pattern is not None:
         matches = [name is not None and fnmatchcase(name, pattern) for name in names]
         wanted = np.array(matches, np.bool_)[objects.object_of_cell]
     left = limit
+    traps = bool(misses.trace.session.traps)
     if not as_json:
-        out.write(HEADER)
-    for time_ns, page in misses.raw():
-        cell = objects.cell(time_ns, page)
+        out.write(TRAP_HEADER if traps else HEADER)
+    for batch in misses.stored():
+        cell = objects.cell(batch["time"].to_numpy(), batch["page"].to_numpy())
         if wanted is not None:
             rows = wanted[cell]
-            time_ns, cell = time_ns[rows], cell[rows]
-        time = pa.array(time_ns[:left])
-        shown = texts.take(pa.array(cell[:left]))
+            batch, cell = batch.filter(pa.array(rows)), cell[rows]
+        batch, of_cell = batch.slice(0, left), pa.array(cell[:left])
+        time = batch["time"]
+        parts = [start.take(of_cell), end.take(of_cell)]
+        if traps:
+            parts.insert(1, _trap_json(batch) if as_json else _trap_text(batch))
         if as_json:
-            write_joined(out, _OPENING, time.cast(pa.string()), shown)
+            write_joined(out, _OPENING, time.cast(pa.string()), *parts)
         else:
-            write_joined(out, pc.utf8_lpad(seconds(time), 18), shown)
+            write_joined(out, pc.utf8_lpad(seconds(time), 18), *parts)
         if left is not None:
             left -= len(time)
             if left == 0:
@@ -88,3 +98,32 @@ def _json(comm: str, tgid: int, vaddr: int, size: int, span: int) -> str:
 
 def _end_json(name: str | None) -> str:
     return f',"object":{json.dumps(name)}}}\n'
+
+
+# What traps add -----------------------------------------------------------------------------------
+
+_ACCESSES = pa.array([access_name(flags).replace(" ", "-") for flags in range(8)])
+"""By the flags of a miss."""
+
+
+def _trap_text(batch: pa.RecordBatch) -> pa.Array:
+    """Thread, kind of access and instruction of each miss."""
+    ip = [f" 0x{ip:016x} " for ip in batch["ip"].to_pylist()]
+    return pc.binary_join_element_wise(
+        pc.utf8_lpad(batch["thread"].cast(pa.string()), 6),
+        pc.utf8_lpad(_ACCESSES.take(batch["access"]), 13),
+        pa.array(ip, pa.string()),
+        "",
+    )
+
+
+def _trap_json(batch: pa.RecordBatch) -> pa.Array:
+    return pc.binary_join_element_wise(
+        ',"tid":',
+        batch["thread"].cast(pa.string()),
+        ',"access":"',
+        _ACCESSES.take(batch["access"]),
+        '","ip":',
+        batch["ip"].cast(pa.string()),
+        "",
+    )

@@ -9,6 +9,12 @@ So, for each process and page size,
 where *elsewhere* are walks that read no table in the region, or were another process's. A trace
 has speculative walks, which no retired instruction accounts for, and so have counters of walks;
 Intel's also have walks that ended in a fault. What is left over may be as large as a tolerance.
+
+A trace of traps has demand misses only, which counters of retired loads and stores count:
+
+    data misses of the trace  ≈  retired
+
+A miss that traps does not retire as one, so these counters are of a run that is not traced.
 """
 
 from __future__ import annotations
@@ -34,6 +40,10 @@ from ptat_parser.checks.validation import Compared
 EXAMPLES_SHOWN = 3
 ROWS_SHOWN = 30
 TOLERANCE = 0.01
+COUNT_RETIRED = (
+    "perf stat -e mem_inst_retired.stlb_miss_loads:u,mem_inst_retired.stlb_miss_stores:u of a run"
+    " that is not traced, then ptat validate --counters FILE"
+)
 EDGE_WALKS = 100
 """A counter begins and ends some instructions before or after the trace: differences below that
 are no more than this, whatever share of a short run it is."""
@@ -52,7 +62,8 @@ class Judged:
     @property
     def error(self) -> float | None:
         """1 − trace/walks; None: there were no walks."""
-        return 1 - self.compared.trace / self.compared.walks if self.compared.walks else None
+        walks = self.compared.walks
+        return 1 - self.compared.trace / walks if walks else None
 
     @property
     def retired_error(self) -> float | None:
@@ -81,6 +92,7 @@ class Checked:
     tolerance: float
     run_s: float | None
     """From the first process's begin to the last one's end; None: not known."""
+    of_traps: bool = False
 
     @property
     def ok(self) -> bool:
@@ -107,6 +119,11 @@ def check(
 ) -> Checked:
     """Judge a validation; `counters`: of another program's, all processes together."""
     rows = [(one, 0) for one in found.compared]
+    if results.session.traps:
+        judged = [_judge_traps(one, tolerance) for one in _of_retired(counters, found, results)]
+        return Checked(
+            results.session.path, found, judged, tolerance, _run_s(results), of_traps=True
+        )
     if counters:
         # Intel's events of completed walks include those whose page was not there.
         rows += [(one, found.trace_faulted) for one in _of_perf(*counters, found, results)]
@@ -115,10 +132,11 @@ def check(
 
 
 def _judge(one: Compared, faulted: int, tolerance: float) -> Judged:
+    walks = one.walks or 0
     elsewhere = one.untraced + one.foreign
-    most = one.walks - elsewhere
+    most = walks - elsewhere
     least = max(most - faulted, (one.retired or 0) - elsewhere)
-    slack = max(tolerance * one.walks, EDGE_WALKS)
+    slack = max(tolerance * walks, EDGE_WALKS)
     why = []
     if one.untraced:
         why.append(f"{one.untraced:,} walks read no traced table")
@@ -136,10 +154,53 @@ def _judge(one: Compared, faulted: int, tolerance: float) -> Judged:
     if one.retired is not None:
         if one.trace < one.retired - elsewhere:
             why.append(f"{one.retired - elsewhere - one.trace:,} fewer than retired: lost")
-        elif one.retired < one.walks:
-            why.append(f"{one.walks - one.retired:,} walks were speculative")
+        elif one.retired < walks:
+            why.append(f"{walks - one.retired:,} walks were speculative")
     within = least - slack <= one.trace <= most + slack
     return Judged(one, within, "; ".join(why) or "equal")
+
+
+def _judge_traps(one: Compared, tolerance: float) -> Judged:
+    retired = one.retired or 0
+    difference = one.trace - retired
+    within = abs(difference) <= max(tolerance * retired, EDGE_WALKS)
+    why = "equal"
+    if difference > 0:
+        why = f"{difference:,} more than retired"
+    elif difference < 0:
+        why = f"{-difference:,} fewer than retired: not seen while an entry was valid, or lost"
+    return Judged(one, within, why)
+
+
+def _of_retired(
+    counters: tuple[Stat, Cpu | None] | None, found: Validation, results: Results
+) -> list[Compared]:
+    """What perf counted of retired loads and stores beside the data misses of traps."""
+    if counters is None:
+        found.notes.append(f"counters can be compared with: {COUNT_RETIRED}")
+        return []
+    stat, cpu = counters
+    retired = count_of(stat, cpu, "retired_load", "retired_store")
+    if retired is None:
+        found.notes.append(
+            f"the counters given have no loads and stores that missed: {COUNT_RETIRED}"
+        )
+        return []
+    by_access = results.summary["traps"]["misses_by_access"]
+    modes = ("",) if _user_only(stat) else ("", "kernel ")
+    trace = sum(by_access.get(mode + kind, 0) for mode in modes for kind in ("read", "write"))
+    found.notes.append("misses of instructions are left out: no counter has those that retired")
+    if len(modes) > 1:
+        found.notes.append(
+            "the counters have misses of the kernel at its own addresses, the trace does not:"
+            " count with :u"
+        )
+    return [Compared(["all processes"], None, trace, None, retired)]
+
+
+def _user_only(stat: Stat) -> bool:
+    """Whether all events were counted in user mode only."""
+    return all(count.event.endswith((":u", "/u")) for count in stat.counts if "miss" in count.event)
 
 
 def _of_perf(stat: Stat, cpu: Cpu | None, found: Validation, results: Results) -> list[Compared]:
@@ -264,7 +325,7 @@ def render(checked: Checked) -> RenderableType:
     table.add_column(justify="right")
     table.add_column()
     for name, count, about in _rows(found):
-        if count is not None:
+        if count is not None and not (checked.of_traps and name == "unexplained"):
             table.add_row(name, f"{count:,}", about)
     if found.relative_error is not None:
         table.add_row("relative error", f"{found.relative_error:.2e}", "1 − trace/counter")
@@ -300,7 +361,11 @@ def _comparison(checked: Checked) -> RenderableType:
     table.add_column("why")
     rows = sorted(
         enumerate(checked.judged),
-        key=lambda row: (row[1].within, -max(row[1].compared.walks, row[1].compared.trace), row[0]),
+        key=lambda row: (
+            row[1].within,
+            -max(row[1].compared.walks or 0, row[1].compared.trace),
+            row[0],
+        ),
     )
     for _, row in rows[:ROWS_SHOWN]:
         one = row.compared
@@ -309,7 +374,7 @@ def _comparison(checked: Checked) -> RenderableType:
             Text(f"{printable(one.processes[0])}{more}"),
             "all" if one.page_size_bytes is None else format_size(one.page_size_bytes),
             f"{one.trace:,}",
-            f"{one.walks:,}",
+            "–" if one.walks is None else f"{one.walks:,}",
             _error(row.error),
             "–" if one.retired is None else f"{one.retired:,}",
             _error(row.retired_error),

@@ -2,5 +2,6 @@
 """Checks of a session that share no code with what they check.
 
 session (all invariants) ─ capture (word by word) ─ tables (held against the log) ─ report
+     └─ traps (of a session without a capture)
 validation (results against the testbed's truth and counters)
 """

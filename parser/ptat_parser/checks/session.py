@@ -16,6 +16,8 @@ replay, so that a fault of theirs shows as a contradiction. What is checked, in 
 * counts: results and summary agree with each other, with the capture and with the counters, and
   results are in order of time
 
+A session whose misses trapped has no capture: `ptat_parser.checks.traps` checks it.
+
 What was lost is no violation as long as it is counted; checks that need what was lost are left
 out and say so.
 """
@@ -27,12 +29,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ptat_parser.capture import block_index
 from ptat_parser.capture.reader import BusReader
+from ptat_parser.checks import traps
 from ptat_parser.checks.capture import Capture, check_channel, locate, merged
-from ptat_parser.checks.report import Check, Report
+from ptat_parser.checks.report import Report
+from ptat_parser.checks.rows import rows_by_kind
 from ptat_parser.checks.tables import Ordered, check_tables
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.formats.session import Session
@@ -42,7 +45,6 @@ from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import markers
 from ptat_parser.order.first_pass import Progress, no_progress
 from ptat_parser.results import pipeline
-from ptat_parser.results import reader as results_reader
 
 __all__ = ["Report", "check"]
 
@@ -54,6 +56,11 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
     """
     session = Session(directory)
     report = Report()
+    if session.traps:
+        traps.check_records(session, report)
+        traps.check_against_log(session, _check_log(session, report), report, progress)
+        traps.check_counts(session, report, progress)
+        return report
     structure = report.begin("capture", "blocks, records and time of the capture")
     accesses = report.begin("accesses", "inside the region, markers only stored to")
     capture = Capture()
@@ -185,7 +192,7 @@ def _check_counts(session: Session, capture: Capture, report: Report, progress: 
     processes = summary["processes"]
     if (found.path / "misses").is_dir():
         try:
-            by_kind = _count_rows(session, found, current, report)
+            by_kind = rows_by_kind(found, current, report)
         except PtatError as error:
             report.violated(current, error.message, session.results_path.name)
             return
@@ -262,22 +269,3 @@ def _check_counters(
     if not lost:
         equal(name, "reads", reads, "in the capture", capture.reads)
         equal(name, "stores of entries", region["cpu_entry_stores"], "in the capture", stores)
-
-
-def _count_rows(
-    session: Session, found: results_reader.Results, current: Check, report: Report
-) -> npt.NDArray[np.int64]:
-    """How many rows of single reads there are of each kind; time must not run backwards."""
-    by_kind = np.zeros(3, np.int64)
-    for name, batches in (("misses", found.misses()), ("other", found.others())):
-        last_ns = None
-        for time, _, *kind in batches:
-            by_kind += np.bincount(kind[0], minlength=3) if kind else [time.size, 0, 0]
-            before = time[:1] if last_ns is None else [last_ns]
-            backwards = np.flatnonzero(np.diff(time, prepend=before) < 0)
-            if backwards.size:
-                message = f"row of {time[backwards[0]]} ns after one of a later time"
-                file = f"{session.results_path.name}/{name}"
-                report.violated(current, message, file, int(backwards.size))
-            last_ns = time[-1] if time.size else last_ns
-    return by_kind

@@ -54,8 +54,8 @@ class Compared:
     page_size_bytes: int | None
     """None: all sizes."""
     trace: int
-    walks: int
-    """Completed ones, speculative or not."""
+    walks: int | None
+    """Completed ones, speculative or not; None: not counted."""
     retired: int | None = None
     """Loads and stores that needed a walk and were executed to their end; None: not counted."""
     untraced: int = 0
@@ -122,11 +122,13 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     unseen = _Unseen()
     if results.session.truth_path.exists():
         _compare_with_truth(results, found, unseen, progress)
+    elif results.session.traps:
+        found.notes.append("each record is a miss by itself: ptat check holds them against the log")
     else:
         found.notes.append("no truth was recorded: misses cannot be compared one by one")
     if results.session.counters_path.exists():
         _compare_with_counters(results, found, unseen)
-    else:
+    elif not results.session.traps:
         found.notes.append("no counters were recorded")
     if results.session.board.walk_reads == "all":
         _check_walks(results, found)
@@ -204,7 +206,9 @@ def _compare_with_counters(results: Results, found: Validation, unseen: _Unseen)
                 found.compared += _compare_space(pfn, processes, spaces[pfn], all_retire, unseen)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: damaged: {error}", "restore the file, or record again") from None
-    found.counter_walks = sum(one.walks for one in found.compared if one.page_size_bytes is None)
+    found.counter_walks = sum(
+        one.walks or 0 for one in found.compared if one.page_size_bytes is None
+    )
     if found.foreign_walks:
         # Unlike a CPU's, these counters are kept for each page directory, and its frame may
         # serve one process after the other.

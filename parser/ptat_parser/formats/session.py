@@ -271,6 +271,10 @@ class Session:
                 "capture channels and records of traps in one session",
             ),
             (
+                len({ring.cpu for ring in self.traps}) != len(self.traps),
+                "several files of trap records are of one CPU",
+            ),
+            (
                 len({channel.index for channel in channels}) != len(channels),
                 "several capture channels have one number",
             ),

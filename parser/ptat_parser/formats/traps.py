@@ -46,17 +46,34 @@ class Flag(IntFlag):
     SHARED = 1 << 8
 
 
-def read_records(path: Path) -> npt.NDArray[Any]:
+ACCESS = Flag.WRITE | Flag.FETCH | Flag.KERNEL
+"""The flags that say what kind of access missed."""
+
+NO_MISS = Flag.RETRY | Flag.FAULT
+"""A record with one of these is no miss."""
+
+
+def access_name(access: int) -> str:
+    """What the flags in `ACCESS` say, in words: ``read``, ``kernel write``, …"""
+    kind = "fetch" if access & Flag.FETCH else "write" if access & Flag.WRITE else "read"
+    return f"kernel {kind}" if access & Flag.KERNEL else kind
+
+
+def read_records(path: Path, *, end_may_be_cut: bool = False) -> npt.NDArray[Any]:
     """The records of one CPU in order, shape ``(records,)``, dtype `RECORD`, mapped read-only.
 
-    :raises BadInput: the file is missing or ends within a record.
+    :param end_may_be_cut: leave out an incomplete record at the end: the recorder was killed.
+    :raises BadInput: the file is missing, or ends within a record.
     """
     try:
         size_bytes = path.stat().st_size
+        records, rest_bytes = divmod(size_bytes, RECORD.itemsize)
+        if rest_bytes and not end_may_be_cut:
+            raise BadInput(
+                f"{path}: truncated: ends within a record", "restore it, or record again"
+            )
+        if not records:
+            return np.empty(0, RECORD)
+        return np.memmap(path, RECORD, "r", shape=(records,))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "restore the file, or record again") from None
-    if size_bytes % RECORD.itemsize:
-        raise BadInput(f"{path}: truncated: ends within a record", "restore it, or record again")
-    if not size_bytes:
-        return np.empty(0, RECORD)
-    return np.memmap(path, RECORD, "r")

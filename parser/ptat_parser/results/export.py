@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ptat_parser.errors import PtatError
-from ptat_parser.results.trace import SCHEMA, Misses
+from ptat_parser.formats.traps import Flag
+from ptat_parser.results.trace import Misses
 
 PAGE_SIZES = {1 << 12: "4K", 1 << 21: "2M", 1 << 30: "1G"}
 
@@ -58,10 +60,11 @@ def export(misses: Misses, format: str, path: Path) -> None:
 
 def _wide_parquet(misses: Misses, out: BinaryIO) -> None:
     # Times grow slowly: differences. What belongs to a page repeats: dictionaries.
-    repeated = [name for name in SCHEMA.names if name != "time"]
+    schema = misses.trace.schema
+    repeated = [name for name in schema.names if name != "time"]
     with pq.ParquetWriter(
         out,
-        SCHEMA,
+        schema,
         use_dictionary=repeated,
         column_encoding={"time": "DELTA_BINARY_PACKED"},
         compression="zstd",
@@ -73,14 +76,15 @@ def _wide_parquet(misses: Misses, out: BinaryIO) -> None:
 
 def _arrow(misses: Misses, out: BinaryIO) -> None:
     options = pa.ipc.IpcWriteOptions(compression="zstd", unify_dictionaries=True)
-    with pa.ipc.new_file(out, SCHEMA, options=options) as writer:
+    with pa.ipc.new_file(out, misses.trace.schema, options=options) as writer:
         for batch in misses.batches():
             writer.write_batch(batch)
 
 
 def _csv(misses: Misses, out: BinaryIO) -> None:
-    at = SCHEMA.get_field_index("comm")
-    schema = SCHEMA.set(at, pa.field("comm", pa.string()))
+    schema = misses.trace.schema
+    at = schema.get_field_index("comm")
+    schema = schema.set(at, pa.field("comm", pa.string()))
     options = pa.csv.WriteOptions(quoting_style="needed")
     with pa.csv.CSVWriter(out, schema, write_options=options) as writer:
         for batch in misses.batches():
@@ -126,36 +130,56 @@ def write_joined(out: BinaryIO, *texts: pa.Array) -> None:
         out.write(memoryview(text)[ends[0] : ends[-1]])
 
 
+_BLANK = pa.scalar(" ")
+
+
 def _perf(misses: Misses, out: BinaryIO) -> None:
-    def before(comm: str, tgid: int) -> str:
-        return f"{comm:>16} {tgid:>7} "
+    def before(comm: str) -> str:
+        return f"{comm:>16} "
 
     def after(vaddr: int, size: int) -> str:
         return f": {1:>10} tlb-miss-{PAGE_SIZES[size].lower()}: {vaddr:>16x}\n"
 
     pages = misses.trace.pages
-    start = page_texts(pages, before, "comm", "tgid")
+    start = page_texts(pages, before, "comm")
     end = page_texts(pages, after, "vaddr", "page_size_bytes")
-    for time, page in misses.raw():
-        rows = pa.array(page)
-        text = pc.utf8_lpad(seconds(pa.array(time)), 15)
-        write_joined(out, start.take(rows), text, end.take(rows))
+    tgid = pa.array(pages["tgid"].to_numpy())
+    for batch in misses.stored():
+        rows = batch["page"]
+        # Like perf, of a thread where it is known.
+        thread = batch["thread"] if misses.trace.session.traps else tgid.take(rows)
+        text = pc.utf8_lpad(seconds(batch["time"]), 15)
+        task = pc.utf8_lpad(thread.cast(pa.string()), 7)
+        write_joined(out, start.take(rows), task, _BLANK, text, end.take(rows))
+
+
+_LACKEY_KINDS = pa.array([" L ", " S ", "I  "])
 
 
 def _lackey(misses: Misses, out: BinaryIO) -> None:
     pages = misses.trace.pages
-    lines = page_texts(pages, lambda vaddr: f" L {vaddr:08x},1\n", "vaddr")
+    lines = page_texts(pages, lambda vaddr: f"{vaddr:08x},1\n", "vaddr")
     headers = page_texts(
         pages, lambda tgid, comm: f"=={tgid}== Command: {comm}\n", "tgid", "comm"
     ).dictionary_encode()
     header_of = headers.indices.to_numpy()
     last = -1
-    for _, page in misses.raw():
+    for batch in misses.stored():
+        page = batch["page"].to_numpy()
         header = header_of[page]
         changed = np.diff(header, prepend=last) != 0
         last = header[-1]
         before = headers.dictionary.take(pa.array(header, mask=~changed)).fill_null("")
-        write_joined(out, before, lines.take(pa.array(page)))
+        kind = _LACKEY_KINDS.take(pa.array(_causes(batch)))
+        write_joined(out, before, kind, lines.take(batch["page"]))
+
+
+def _causes(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+    """0 read, 1 write, 2 fetch; a bus does not say: read."""
+    if "access" not in batch.schema.names:
+        return np.zeros(batch.num_rows, np.uint8)
+    access = batch["access"].to_numpy()
+    return np.where(access & Flag.FETCH, 2, access & Flag.WRITE).astype(np.uint8)
 
 
 # Counts -------------------------------------------------------------------------------------------
@@ -192,7 +216,8 @@ def _cachegrind(misses: Misses, out: BinaryIO) -> None:
 
 # `trace_entry_t` and its types: clients/drcachesim/common/trace_entry.h of DynamoRIO.
 DRMEMTRACE = np.dtype([("type", "<u2"), ("size", "<u2"), ("addr", "<u8")])
-_READ, _THREAD, _THREAD_EXIT, _PID, _HEADER, _FOOTER, _MARKER = 0, 22, 23, 24, 25, 26, 28
+_CAUSES = np.array([0, 1, 10], np.uint16)  # read, write, instr
+_THREAD, _THREAD_EXIT, _PID, _HEADER, _FOOTER, _MARKER = 22, 23, 24, 25, 26, 28
 _TIMESTAMP, _CPU_ID, _FILETYPE, _CACHE_LINE, _VERSION, _PAGE_SIZE = 2, 3, 9, 10, 12, 18
 _FORMAT_VERSION = 3
 _FILTERED_X86_64 = 0x40 | 0x80 | 0x100  # only what missed is there, of data and instructions
@@ -213,23 +238,25 @@ def _drmemtrace(misses: Misses, out: BinaryIO) -> None:
         (_MARKER, _PAGE_SIZE, 4096),
     ]
     out.write(np.array(header, DRMEMTRACE).tobytes())
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     last = -1
-    for time, page in misses.raw():
+    for batch in misses.stored():
+        time, page = batch["time"].to_numpy(), batch["page"].to_numpy()
         tgid = tgid_of[page]
-        # Before each miss of another process, and every so often: whose, when, where.
-        before = np.diff(tgid, prepend=last) != 0
+        thread = batch["thread"].to_numpy() if misses.trace.session.traps else tgid
+        # Before each miss of another thread, and every so often: whose, when, where.
+        before = np.diff(thread.astype(np.int64), prepend=last) != 0
         before[::TIMESTAMP_EVERY] = True
-        last = tgid[-1]
+        last = int(thread[-1])
         at = np.arange(page.size) + 4 * np.cumsum(before)
         entries = np.zeros(page.size + 4 * np.count_nonzero(before), DRMEMTRACE)
         entries["size"][at] = 1
-        entries["type"][at] = _READ
+        entries["type"][at] = _CAUSES[_causes(batch)]
         entries["addr"][at] = vaddr_of[page]
         first = at[before] - 4
         for i, (type_, marker, value) in enumerate(
             (
-                (_THREAD, 0, tgid[before]),
+                (_THREAD, 0, thread[before]),
                 (_PID, 0, tgid[before]),
                 (_MARKER, _TIMESTAMP, time[before] // 1000),
                 (_MARKER, _CPU_ID, _UNKNOWN_CPU),
@@ -239,9 +266,9 @@ def _drmemtrace(misses: Misses, out: BinaryIO) -> None:
             entries["size"][first + i] = marker
             entries["addr"][first + i] = value
         out.write(entries.tobytes())
-        seen.update(np.unique(tgid).tolist())
-    for process in sorted(seen):
-        end = [(_THREAD, 0, process), (_PID, 0, process), (_THREAD_EXIT, 0, process)]
+        seen.update(zip(thread[before].tolist(), tgid[before].tolist(), strict=True))
+    for one, process in sorted(seen):
+        end = [(_THREAD, 0, one), (_PID, 0, process), (_THREAD_EXIT, 0, one)]
         out.write(np.array(end, DRMEMTRACE).tobytes())
     out.write(np.array([(_FOOTER, 0, 0)], DRMEMTRACE).tobytes())
 

@@ -115,7 +115,7 @@ def _parse_into(
 ) -> dict[str, Any]:
     session.check_files()
     if session.traps:
-        return trapped.parse_into(directory, session, progress)
+        return trapped.parse_into(directory, session, progress, counts_only=counts_only)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     if workers > 1 and isinstance(reader, BusReader) and storage.is_remote(reader.path):

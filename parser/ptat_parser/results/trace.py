@@ -55,6 +55,15 @@ SCHEMA = pa.schema(
 than 1, the first of the pages it may be of begins; `page` is its row in `Trace.pages`."""
 
 
+TRAP_COLUMNS = (
+    pa.field("thread", pa.uint32()),
+    pa.field("ip", pa.uint64()),
+    pa.field("access", pa.uint8()),
+)
+"""Further columns of a session whose misses trapped: the thread's tid, the address of the
+instruction, and the flags `WRITE`, `FETCH` and `KERNEL` of `ptat_parser.formats.traps.Flag`."""
+
+
 def open(directory: Path | str) -> Trace:
     """Open a session, parsing it if that has not been done yet.
 
@@ -79,6 +88,11 @@ class Trace:
     def summary(self) -> dict[str, Any]:
         """``summary.json``: totals, processes, losses."""
         return self.results.summary
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of a miss: `SCHEMA`, and of a session with traps `TRAP_COLUMNS`."""
+        return pa.schema([*SCHEMA, *TRAP_COLUMNS]) if self.session.traps else SCHEMA
 
     @cached_property
     def pages(self) -> pa.Table:
@@ -114,15 +128,31 @@ class Misses:
 
     def raw(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
         """Batches of time (ns) and page: its row in `Trace.pages`."""
+        for batch in self._selected():
+            yield batch["time"].to_numpy(), batch["page"].to_numpy()
+
+    def stored(self) -> Iterator[pa.RecordBatch]:
+        """Batches of `time`, `page` and, of a session with traps, `TRAP_COLUMNS`."""
+        names = ["time", "page", *self.trace.schema.names[len(SCHEMA) :]]
+        for batch in self._selected():
+            try:
+                yield batch.select(names)
+            except KeyError:
+                raise BadInput(
+                    f"{self.trace.results.path}: made by another version of ptat",
+                    "run ptat parse again",
+                ) from None
+
+    def _selected(self) -> Iterator[pa.RecordBatch]:
         wanted = self._pages_wanted
         for batch in self._stored():
-            time = batch["time"].to_numpy()
             page = self.trace.results.row_of(batch["page"].to_numpy())
+            at = batch.schema.get_field_index("page")
+            batch = batch.set_column(at, "page", pa.array(page))
             if wanted is not None:
-                rows = wanted[page]
-                time, page = time[rows], page[rows]
-            if time.size:
-                yield time, page
+                batch = batch.filter(pa.array(wanted[page]))
+            if batch.num_rows:
+                yield batch
 
     def _stored(self) -> Iterator[pa.RecordBatch]:
         """A group of rows at a time: pyarrow would read on, however slow we are."""
@@ -132,18 +162,18 @@ class Misses:
                 yield from group.to_batches(filter=in_time, batch_size=BATCH_ROWS)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Batches of `SCHEMA`, of at most `BATCH_ROWS` rows."""
+        """Batches of `Trace.schema`, of at most `BATCH_ROWS` rows."""
+        schema = self.trace.schema
         columns = {name: _whole(self.trace.pages[name]) for name in _OF_PAGE}
         columns["comm"] = columns["comm"].dictionary_encode()
-        for time, page in self.raw():
-            pages = pa.array(page)
-            found = {name: column.take(pages) for name, column in columns.items()}
-            found |= {"time": pa.array(time), "page": pages}
-            yield pa.record_batch([found[name] for name in SCHEMA.names], SCHEMA)
+        for batch in self.stored():
+            found = {name: column.take(batch["page"]) for name, column in columns.items()}
+            found |= dict(zip(batch.schema.names, batch.columns, strict=True))
+            yield pa.record_batch([found[name] for name in schema.names], schema)
 
     def to_arrow(self) -> pa.Table:
-        """All of them as a table of `SCHEMA`, in memory."""
-        return pa.Table.from_batches(self.batches(), SCHEMA)
+        """All of them as a table of `Trace.schema`, in memory."""
+        return pa.Table.from_batches(self.batches(), self.trace.schema)
 
     def to_numpy(self) -> dict[str, npt.NDArray[Any]]:
         """All of them as arrays by column name, in memory; without `comm`."""
@@ -151,7 +181,7 @@ class Misses:
         return {name: table[name].to_numpy() for name in table.column_names}
 
     def to_polars(self) -> pl.LazyFrame:
-        """A lazy frame with the columns of `SCHEMA`; Polars reads what a query needs.
+        """A lazy frame with the columns of `Trace.schema`; Polars reads what a query needs.
 
         Raises `PtatError` if Polars is not installed (``pip install 'ptat[polars]'``).
         """
@@ -177,7 +207,7 @@ class Misses:
         joined = frame.rename({"page": "number"}).join(
             pages.lazy(), on="number", maintain_order="left"
         )
-        return joined.select(SCHEMA.names)
+        return joined.select(self.trace.schema.names)
 
     def counts(self) -> npt.NDArray[np.int64]:
         """How many of them each page has, shape ``(pages,)``; nothing is held but the counts."""

@@ -7,7 +7,9 @@ fault, or that the access before it came once more.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import numpy.typing as npt
 from ptat_parser.errors import BadInput
 from ptat_parser.formats.parquet import Column, Text, Writer
 from ptat_parser.formats.session import Session
-from ptat_parser.formats.traps import Flag, read_records
+from ptat_parser.formats.traps import ACCESS, NO_MISS, Flag, access_name, read_records
 from ptat_parser.kernel.log import KernelLog, read_kernel_log
 from ptat_parser.kernel.tracepoints import (
     COOKIE_STOP,
@@ -26,6 +28,7 @@ from ptat_parser.kernel.tracepoints import (
     MARKER,
     MM_ATTACH,
     MM_EXIT,
+    TGID_MAX,
 )
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.first_pass import Progress
@@ -34,7 +37,12 @@ from ptat_parser.results.pages import PAGE_COLUMNS
 from ptat_parser.results.summary import FORMAT, VERSION
 
 RECORDS_AT_ONCE = 1 << 20
-"""Of each CPU."""
+"""Of all CPUs together."""
+_MOST = {"tsc": 1 << 62, "addr": (1 << 56) - 1, "mm": 1 << 62, "tgid": TGID_MAX, "tid": TGID_MAX}
+"""Of the fields of a record: 47 years at 3 GHz, and user addresses of five levels of tables."""
+_PAGE_BITS = np.uint64(56 - 12)
+_SPACES_MAX = 1 << 64 - 1 - int(_PAGE_BITS)
+"""Address spaces whose pages fit into a short key."""
 SIZES_BYTES = (4 << 10, 2 << 20)
 MISSES = [
     Column("time", np.int64),
@@ -45,38 +53,30 @@ MISSES = [
 ]
 """Columns of ``misses/``; `access` holds the flags `WRITE`, `FETCH` and `KERNEL`."""
 OTHERS = [Column("time", np.int64), Column("page", np.uint32), Column("kind", np.uint8)]
-ACCESS = Flag.WRITE | Flag.FETCH | Flag.KERNEL
 _KEY = np.dtype([("mm", "<u8"), ("vaddr", "<u8"), ("size", "<u8")])
 _WHY = {0: "on", 1: "fork", 2: "exec"}
 
 
-def parse_into(directory: Path, session: Session, progress: Progress) -> dict[str, Any]:
+def parse_into(
+    directory: Path, session: Session, progress: Progress, *, counts_only: bool = False
+) -> dict[str, Any]:
     """Write pages, misses and ``summary.json`` of a session with traps; return the summary.
 
+    :param counts_only: write no single misses.
     :raises PtatError: a file is missing or damaged.
     """
     log = read_kernel_log(session.kernel_path)
-    rings = [read_records(session.path / ring.file) for ring in session.traps]
-    for ring, records in zip(session.traps, rings, strict=True):
-        if session.complete and records.size != ring.records:
-            raise BadInput(
-                f"{session.path / ring.file}: truncated: it has {records.size} of"
-                f" {ring.records} records",
-                "restore the file, or record again",
-            )
+    rings = read_rings(session)
     pages = _Pages()
     total, done = sum(records.size for records in rings), 0
     clock = _clock(session, rings)
-    for name in ("misses", "other"):
-        (directory / name).mkdir()
-    part = "part-00000.parquet"
-    with (
-        (directory / "misses" / part).open("wb") as missed,
-        (directory / "other" / part).open("wb") as left,
-        Writer(missed, MISSES) as misses,
-        Writer(left, OTHERS) as others,
-    ):
+    with contextlib.ExitStack() as files:
+        misses = others = None
+        if not counts_only:
+            misses = _writer(directory / "misses", MISSES, files)
+            others = _writer(directory / "other", OTHERS, files)
         for records in in_order(rings):
+            _check_values(records)
             _write(records, clock, pages, misses, others)
             done += records.size
             progress("reading records of traps", done, total)
@@ -87,73 +87,152 @@ def parse_into(directory: Path, session: Session, progress: Progress) -> dict[st
     return summary
 
 
+def read_rings(session: Session) -> list[npt.NDArray[Any]]:
+    """The records of each CPU, as `Session.traps` lists them.
+
+    :raises BadInput: a file is missing, or does not have the records that were written to it.
+    """
+    rings = []
+    for ring in session.traps:
+        path = session.path / ring.file
+        records = read_records(path, end_may_be_cut=not session.complete)
+        if session.complete and records.size != ring.records:
+            problem = "truncated: " if records.size < ring.records else ""
+            raise BadInput(
+                f"{path}: {problem}it has {records.size} of {ring.records} records",
+                "restore the file, or record again",
+            )
+        rings.append(records)
+    return rings
+
+
 def in_order(rings: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
     """The records of all CPUs by time, some at a time.
 
-    :raises BadInput: those of a CPU are not in the order of its clock.
+    :raises BadInput: the records of a CPU are not in the order of its clock.
     """
     at = [0] * len(rings)
+    at_once = max(RECORDS_AT_ONCE // max(len(rings), 1), 1)
     while any(start < records.size for start, records in zip(at, rings, strict=True)):
-        heads = [records[a : a + RECORDS_AT_ONCE] for a, records in zip(at, rings, strict=True)]
-        for head in heads:
-            if np.any(head["tsc"][1:] < head["tsc"][:-1]):
-                raise BadInput(
-                    "records of traps are not in the order of their times: the files are damaged",
-                    "restore them, or record again",
-                )
-        # What comes after the last of these is not known of all CPUs.
-        until = (
-            min(
-                head["tsc"][-1]
-                for a, head, records in zip(at, heads, rings, strict=True)
-                if head.size and a + head.size < records.size
-            )
-            if any(a + h.size < r.size for a, h, r in zip(at, heads, rings, strict=True))
-            else None
-        )
-        taken = [
-            head if until is None else head[: np.searchsorted(head["tsc"], until, side="right")]
-            for head in heads
+        heads = [records[start : start + at_once] for start, records in zip(at, rings, strict=True)]
+        unread = [
+            records.size - start - head.size
+            for start, head, records in zip(at, heads, rings, strict=True)
         ]
-        at = [a + part.size for a, part in zip(at, taken, strict=True)]
-        found = np.concatenate(taken)
+        _check_order(heads, rings, at)
+        # Unread records of a CPU are no earlier than the last record of its head.
+        ends = [head["tsc"][-1] for head, left in zip(heads, unread, strict=True) if left]
+        if ends:
+            until = min(ends)
+            heads = [head[: np.searchsorted(head["tsc"], until, "right")] for head in heads]
+        at = [start + head.size for start, head in zip(at, heads, strict=True)]
+        found = np.concatenate(heads)
         yield found[np.argsort(found["tsc"], kind="stable")]
+
+
+def _check_order(
+    heads: Sequence[npt.NDArray[Any]], rings: Sequence[npt.NDArray[Any]], at: Sequence[int]
+) -> None:
+    """Each head, and the step to it from the records before."""
+    for head, records, start in zip(heads, rings, at, strict=True):
+        times = records["tsc"][max(start - 1, 0) : start + head.size]
+        if np.any(times[1:] < times[:-1]):
+            raise BadInput(
+                "records of traps are not in the order of their times: the files are damaged",
+                "restore them, or record again",
+            )
+
+
+def _check_values(records: npt.NDArray[Any]) -> None:
+    """Refuse what no kernel writes, as later steps could not hold it."""
+    for field, most in _MOST.items():
+        if records[field].max(initial=0) > most:
+            raise BadInput(
+                f"records of traps are damaged: one has the {field} {records[field].max()}",
+                "restore the files, or record again",
+            )
 
 
 class _Pages:
     """Pages in order of their first record, with counts: the rows of ``pages.parquet``."""
 
     def __init__(self) -> None:
-        self._number: dict[tuple[int, int, int], int] = {}
+        self._known = np.empty(0, np.uint64)
+        """Short keys of all pages, ascending, and their numbers."""
+        self._numbers = np.empty(0, np.uint32)
+        self._spaces: dict[int, int] = {}
+        """Index in short keys, by mm."""
         self.key = np.empty(0, _KEY)
         self.counts = np.empty((0, 2), np.int64)
         """Misses and walks that faulted."""
         self.times = np.empty((0, 2), np.uint64)
         """Of the first and the last miss, in clock cycles; equal where there is none."""
         self.flags = dict.fromkeys(Flag, 0)
+        """How many records have each flag."""
+        self.accesses: Counter[str] = Counter()
+        """Misses by kind of access."""
         self.records = 0
+        self.tgids: dict[int, int] = {}
+        """By mm."""
 
     def numbers(self, records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
         """The page of each record."""
+        short = self._short_keys(records)
+        unique, first, inverse = np.unique(short, return_index=True, return_inverse=True)
+        at = np.searchsorted(self._known, unique)
+        known = at < self._known.size
+        known[known] = self._known[at[known]] == unique[known]
+        number = np.empty(unique.size, np.uint32)
+        number[known] = self._numbers[at[known]]
+        (new,) = np.nonzero(~known)
+        new = new[np.argsort(first[new])]
+        number[new] = np.arange(self.key.size, self.key.size + new.size)
+        self._add(records[first[new]], unique[new], number[new])
+        return number[inverse.reshape(-1)]
+
+    def _short_keys(self, records: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """Address space, page and its size as one number, which sorts quickly."""
+        spaces, at, inverse = np.unique(records["mm"], return_index=True, return_inverse=True)
+        for mm, tgid in zip(spaces.tolist(), records["tgid"][at].tolist(), strict=True):
+            self._spaces.setdefault(mm, len(self._spaces))
+            self.tgids.setdefault(mm, tgid)
+        if len(self._spaces) > _SPACES_MAX:
+            raise BadInput(f"records of traps have more than {_SPACES_MAX:,} address spaces")
+        index = np.array([self._spaces[mm] for mm in spaces.tolist()], np.uint64)
+        huge = (records["flags"] & Flag.HUGE) != 0
+        shift = np.where(huge, np.uint64(21), np.uint64(12))
+        page = index[inverse.reshape(-1)] << _PAGE_BITS | records["addr"] >> shift
+        short: npt.NDArray[np.uint64] = page << np.uint64(1) | huge
+        return short
+
+    def _add(
+        self,
+        records: npt.NDArray[Any],
+        short: npt.NDArray[np.uint64],
+        number: npt.NDArray[np.uint32],
+    ) -> None:
+        """Add a page for each of some records."""
         key = np.empty(records.size, _KEY)
         shift = np.where(records["flags"] & Flag.HUGE, np.uint64(21), np.uint64(12))
         key["mm"], key["vaddr"] = records["mm"], records["addr"] >> shift << shift
         key["size"] = np.uint64(1) << shift
-        unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-        number = np.empty(unique.size, np.uint32)
-        added = []
-        for i in np.argsort(first, kind="stable").tolist():
-            page = unique[i].item()
-            known = self._number.get(page)
-            if known is None:
-                known = self._number[page] = len(self._number)
-                added.append(i)
-            number[i] = known
-        grown = len(self._number) - self.key.size
-        self.key = np.concatenate([self.key, unique[added]])
-        self.counts = np.concatenate([self.counts, np.zeros((grown, 2), np.int64)])
-        self.times = np.concatenate([self.times, np.zeros((grown, 2), np.uint64)])
-        return number[inverse.reshape(-1)]
+        self.key = np.concatenate([self.key, key])
+        self.counts = np.concatenate([self.counts, np.zeros((key.size, 2), np.int64)])
+        self.times = np.concatenate([self.times, np.zeros((key.size, 2), np.uint64)])
+        known = np.concatenate([self._known, short])
+        order = np.argsort(known, kind="stable")
+        self._known = known[order]
+        self._numbers = np.concatenate([self._numbers, number])[order]
+
+    def count_flags(self, flags: npt.NDArray[np.uint16]) -> None:
+        """Count records by their flags."""
+        self.records += flags.size
+        values, counts = np.unique(flags, return_counts=True)
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            for flag in Flag:
+                self.flags[flag] += count if value & flag else 0
+            if not value & NO_MISS:
+                self.accesses[access_name(value)] += count
 
     def count(self, number: npt.NDArray[np.uint32], time: npt.NDArray[np.uint64]) -> None:
         """Count misses, in order."""
@@ -191,28 +270,39 @@ class _Pages:
             writer.write(*(rows[name] for name in PAGE_COLUMNS))
 
 
+def _writer(folder: Path, columns: Sequence[Column], files: contextlib.ExitStack) -> Writer:
+    folder.mkdir()
+    file = files.enter_context((folder / "part-00000.parquet").open("wb"))
+    return files.enter_context(Writer(file, columns))
+
+
 def _write(
-    records: npt.NDArray[Any], clock: Clock, pages: _Pages, misses: Writer, others: Writer
+    records: npt.NDArray[Any],
+    clock: Clock,
+    pages: _Pages,
+    misses: Writer | None,
+    others: Writer | None,
 ) -> None:
+    """Count records, and write misses and walks that faulted where there are files for them."""
     flags = records["flags"]
     number = pages.numbers(records)
-    for flag in pages.flags:
-        pages.flags[flag] += int(np.count_nonzero(flags & flag))
-    pages.records += records.size
+    pages.count_flags(flags)
     time_ns = clock.to_ns(records["tsc"])
     faulted = (flags & Flag.FAULT) != 0
-    missed = (flags & (Flag.FAULT | Flag.RETRY)) == 0
+    missed = (flags & NO_MISS) == 0
     pages.count(number[missed], records["tsc"][missed])
     np.add.at(pages.counts[:, 1], number[faulted], 1)
-    misses.write(
-        time_ns[missed],
-        number[missed],
-        records["tid"][missed],
-        records["ip"][missed],
-        flags[missed] & ACCESS,
-    )
-    kind = np.full(int(np.count_nonzero(faulted)), replay_state.FAULT, np.uint8)
-    others.write(time_ns[faulted], number[faulted], kind)
+    if misses:
+        misses.write(
+            time_ns[missed],
+            number[missed],
+            records["tid"][missed],
+            records["ip"][missed],
+            flags[missed] & ACCESS,
+        )
+    if others:
+        kind = np.full(int(np.count_nonzero(faulted)), replay_state.FAULT, np.uint8)
+        others.write(time_ns[faulted], number[faulted], kind)
 
 
 def _clock(session: Session, rings: Sequence[npt.NDArray[Any]]) -> Clock:
@@ -246,9 +336,11 @@ def _processes(log: KernelLog, pages: _Pages, clock: Clock) -> list[dict[str, An
         elif mm in rows:
             rows[mm] |= {"exited_ns": time, "exited_ticks": int(event["time"])}
     for mm in np.unique(pages.key["mm"]).tolist():
-        rows.setdefault(mm, _process(mm))
+        rows.setdefault(mm, _process(mm) | {"tgid": pages.tgids[mm]})
+    by_mm = np.argsort(pages.key["mm"], kind="stable")
+    mms = pages.key["mm"][by_mm]
     for mm, row in rows.items():
-        of = pages.key["mm"] == mm
+        of = by_mm[slice(*np.searchsorted(mms, np.array([mm, mm + 1], np.uint64)))]
         counts, sizes = pages.counts[of], pages.key["size"][of]
         row["misses"], row["faulted"] = counts.sum(axis=0).tolist()
         row["pages"] = int(np.count_nonzero(counts[:, 0]))
@@ -322,6 +414,7 @@ def _summary(
         "traps": {
             "records": pages.records,
             "waits": sum(ring.waits for ring in session.traps),
+            "misses_by_access": dict(pages.accesses.most_common()),
             **{flag.name.lower(): count for flag, count in pages.flags.items() if flag.name},
         },
         "user_markers": [
