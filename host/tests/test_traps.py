@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from reported import make_session
 
+from ptat_host.boards.trap import functions
 from ptat_host.cli import main
 from ptat_host.recording import symbols
 from ptat_host.recording.maps import Maps
@@ -214,6 +215,19 @@ def test_kernel_functions_have_names_if_the_session_has_them(trapping, session):
     ip = np.array([trapping.KERNEL_CODE + 4, trapping.KERNEL_CODE + 0x21], np.uint64)
     found = locations.locate(41, np.zeros(2, np.int64), ip)
     assert found == [Location("kernel", "copy_from_user"), Location("kernel", "clear_user")]
+
+
+def test_kernel_symbols_are_those_of_code():
+    lines = [
+        "ffffffff81000200 T second\n",
+        "ffffffff81000100 t first\t[module]\n",
+        "ffffffff82000000 D data\n",
+        "0000000000000000 T hidden\n",
+    ]
+    assert functions(lines) == [
+        "ffffffff81000100 t first\n",
+        "ffffffff81000200 T second\n",
+    ]
 
 
 def test_functions_are_collected_for_traps_alone(workloads, session, tmp_path):

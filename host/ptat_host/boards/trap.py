@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import gzip
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.boards.live import machine as live_machine
 from ptat_host.boards.trap_rings import BOOT_HINT, DEVICE, Rings
+from ptat_parser.formats.kernel_misses import FUNCTIONS
+
+SYMBOLS = Path("/proc/kallsyms")
 
 
 class TrapBoard:
@@ -50,6 +55,8 @@ class TrapBoard:
             rings.finish()
             metadata["kernel"].update(machine.aftermath())
             metadata["traps"] = rings.described("kernel")
+        with SYMBOLS.open() as lines, gzip.open(request.session_dir / FUNCTIONS, "wt") as file:
+            file.writelines(functions(lines))
         lost = sum(ring["lost"] for ring in metadata["traps"])
         return RecordResult(
             exit_status=run.exit_status,
@@ -59,3 +66,13 @@ class TrapBoard:
             metadata=metadata,
             lost=f"{lost} records of traps that found no room" if lost else None,
         )
+
+
+def functions(lines: Iterable[str]) -> list[str]:
+    """The lines of ``/proc/kallsyms`` that name code, as System.map has them.
+
+    None where the kernel hides its addresses.
+    """
+    found = [line.split()[:3] for line in lines]
+    code = [(int(address, 16), kind, name) for address, kind, name in found if kind in "tTwW"]
+    return [f"{address:016x} {kind} {name}\n" for address, kind, name in sorted(code) if address]

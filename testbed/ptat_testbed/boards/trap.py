@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_parser.formats import kernel_misses
 from ptat_testbed.boards import guest_run
 from ptat_testbed.guest.qemu import HUGE_PAGE_BYTES, Machine, MachineConfig
 
@@ -58,6 +59,7 @@ class TrapBoard:
         result = recording.record(*self.machine(recording.machine_config(region_base=None)))
         result.metadata["board"] = {"granularity_bytes": 8, "channels": []}
         result.metadata["cpu"] = self.cpu()
+        recording.kernel.write_functions(request.session_dir / kernel_misses.FUNCTIONS)
         if lost := sum(ring["lost"] for ring in result.metadata.get("traps", [])):
             result.lost = f"{lost} records of traps that found no room"
         return result
