@@ -21,7 +21,7 @@ help:
 	@echo 'make check-hugepages  what larger pages save, predicted and measured'
 	@echo 'make kernel-exercise  all that changes page tables, untraced and traced; WORDS=…'
 	@echo 'make kernel-reclaim   major faults of a traced process under memory pressure'
-	@echo 'make kernel-selftests the kernel'"'"'s own tests of mm, untraced and traced; ALL=1 STRESS=600'
+	@echo 'make kernel-selftests the kernel'"'"'s own tests of mm, untraced and traced; ALL=1 TRAP=1 STRESS=600'
 	@echo 'make kernel-cost      instructions that PTAT costs, against the unpatched kernel'
 	@echo 'make kernel-debug     the patched kernel under KASAN, lockdep and the like, and under KCSAN'
 	@echo 'make kernel-bisect    after each patch of the series, does what it touches compile?'
@@ -157,7 +157,7 @@ kernel-reclaim: setup packages-kernel
 # The kernel's own tests of mm; ALL=1: those that take minutes, too. STRESS: seconds of stress-ng.
 STRESS ?= 60
 kernel-selftests: setup packages-kernel
-	@$(PYTHON) -m ptat_testbed.suites.kernel_selftests $(if $(ALL),--all) --stress $(STRESS)
+	@$(PYTHON) -m ptat_testbed.suites.kernel_selftests $(if $(ALL),--all) $(if $(TRAP),--trap) --stress $(STRESS)
 
 # Each of these builds kernels of its own, once.
 kernel-cost: packages .venv/ready
