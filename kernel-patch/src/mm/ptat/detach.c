@@ -44,17 +44,23 @@ static void repoint_all(bool detached)
 	unsigned long offset;
 
 	for (offset = PTAT_MARKER_BYTES; offset < ptat_map.size; offset += PAGE_SIZE) {
-		struct ptat_table *table = ptat_table(ptat_map.twin + offset);
+		const struct ptat_table *table = ptat_table(ptat_map.twin + offset);
 
-		if (detached) {
+		if (detached)
 			ptat_walk_twin(table, ptat_map.twin + offset);
-		} else {
-			/* Also of free tables, whose twins may have something left. */
-			ptat_sync_table(table, (unsigned long *)(ptat_map.virt + offset));
-			if (table->mm >= READ_ONCE(ptat_first_id) && !table->hidden)
-				ptat_walk_region(table, ptat_map.twin + offset);
-		}
+		else if (table->mm >= READ_ONCE(ptat_first_id) && !table->hidden)
+			ptat_walk_region(table, ptat_map.twin + offset);
 	}
+}
+
+/* Also free tables: their twins may have something left. */
+static void sync_all(void)
+{
+	unsigned long offset;
+
+	for (offset = PTAT_MARKER_BYTES; offset < ptat_map.size; offset += PAGE_SIZE)
+		ptat_sync_table(ptat_table(ptat_map.twin + offset),
+				(unsigned long *)(ptat_map.virt + offset));
 }
 
 /*
@@ -68,7 +74,10 @@ static int switch_tables(void *data)
 	if (smp_processor_id() == cpumask_first(cpu_online_mask)) {
 		/* Stores reach the region from here on, or until here. */
 		WRITE_ONCE(ptat_is_detached, to->detached);
+		/* In this order: entries of PMD tables in the region point to PTE tables. */
 		repoint_all(to->detached);
+		if (!to->detached)
+			sync_all();
 		smp_store_release(&to->done, true);	/* pairs with the load below */
 	} else {
 		while (!smp_load_acquire(&to->done))	/* pairs with the store above */
