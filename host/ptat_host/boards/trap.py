@@ -30,7 +30,7 @@ class TrapBoard:
     def check(self) -> list[Check]:
         """What `record` needs."""
         if not DEVICE.exists():
-            return [Check("traps", False, f"no {DEVICE}: misses do not trap here", BOOT_HINT)]
+            return [Check("traps", None, f"no {DEVICE}: misses do not trap here", BOOT_HINT)]
         usable = os.access(DEVICE, os.R_OK | os.W_OK)
         hint = None if usable else "use sudo"
         return [Check("traps", usable, f"{DEVICE} is there", hint), *live_machine.checks()]

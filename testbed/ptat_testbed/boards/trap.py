@@ -79,16 +79,16 @@ class KvmBoard(TrapBoard):
     name = "kvm"
 
     def check(self) -> list[Check]:
-        """What `record` needs; builds nothing."""
+        """What `record` needs; builds nothing. A machine without it is none that lacks something."""
         usable = os.access(KVM, os.R_OK | os.W_OK)
         detail = f"{KVM} is there" if usable else f"{KVM} is missing, or may not be used"
         paging = nested_paging()
         free = free_huge_bytes() >> 20
         return [
-            Check("KVM", usable, detail, None if usable else KVM_HINT),
+            Check("KVM", usable or None, detail, None if usable else KVM_HINT),
             Check(
                 "nested paging",
-                paging,
+                paging or None,
                 "on" if paging else "off, or the hardware has none",
                 None if paging else PAGING_HINT,
             ),
