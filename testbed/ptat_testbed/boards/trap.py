@@ -79,7 +79,7 @@ class KvmBoard(TrapBoard):
     name = "kvm"
 
     def check(self) -> list[Check]:
-        """What `record` needs; builds nothing. A machine without it is none that lacks something."""
+        """What `record` needs; builds nothing. A machine may do without all of it."""
         usable = os.access(KVM, os.R_OK | os.W_OK)
         detail = f"{KVM} is there" if usable else f"{KVM} is missing, or may not be used"
         paging = nested_paging()
