@@ -243,7 +243,7 @@ class Machine:
     # A driver's habits ----------------------------------------------------------------------------
 
     def set_up_ring(self, blocks: int, base: int = RING) -> None:
-        """A ring of so many blocks, each with a descriptor of its own."""
+        """A ring of blocks, each with its own descriptor."""
         self.ring_blocks, self.ring_base = blocks, base
         self.write("link_writer_enable", 0)
         self.write("link_writer_table_reset", 1)

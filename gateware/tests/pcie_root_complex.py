@@ -217,7 +217,7 @@ async def a_host_uses_the_endpoint(_dut: object) -> None:
         await task
     assert bus.design.most_waiting > 1
 
-    # What is refused: the host is told by an error, a damaged write changes nothing.
+    # Refused requests report an error to the host; a damaged write changes nothing.
     for read in (bus.bar.read(0, 128), bus.bar.read(REGION_BYTES, 12)):
         try:
             await read

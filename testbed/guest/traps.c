@@ -24,12 +24,14 @@ struct ring_page {
 
 struct ring {
 	struct ring_page *page;
+	struct ring_page last; /* what it was when it was unmapped */
 	int file;
 	char name[24];
 };
 
 struct traps {
 	int device, count;
+	bool is_mapped;
 	size_t ring_bytes;
 	bool ending, failed;
 	void (*broken)(const char *file);
@@ -117,6 +119,7 @@ struct traps *traps_begin(int directory, void (*broken)(const char *file))
 	traps->device = open(DEVICE, O_RDWR | O_CLOEXEC);
 	if (traps->device < 0)
 		return NULL;
+	traps->is_mapped = true;
 	for (; traps->count < cpus; traps->count++) {
 		struct ring *ring = &traps->rings[traps->count];
 
@@ -141,21 +144,25 @@ void traps_drain(struct traps *traps, FILE *out)
 {
 	__atomic_store_n(&traps->ending, true, __ATOMIC_RELEASE);
 	pthread_join(traps->thread, NULL);
-	for (int i = 0; i < traps->count && !traps->failed; i++) {
-		const struct ring_page *page = traps->rings[i].page;
+	for (int i = 0; i < traps->count; i++) {
+		struct ring *ring = &traps->rings[i];
+		const struct ring_page *page = traps->is_mapped ? ring->page : &ring->last;
 
-		if (close(traps->rings[i].file))
-			traps->broken(traps->rings[i].name);
-		fprintf(out, "ring %u %llu %llu %llu\n", page->cpu, (unsigned long long)page->head,
+		if (close(ring->file) && !traps->failed)
+			traps->broken(ring->name);
+		/* All that was written: where that failed, some is left in the ring. */
+		fprintf(out, "ring %u %llu %llu %llu\n", page->cpu, (unsigned long long)page->tail,
 			(unsigned long long)page->lost, (unsigned long long)page->waits);
 	}
 }
 
 void traps_end(struct traps *traps)
 {
-	for (int i = 0; i < traps->count; i++)
+	for (int i = 0; i < traps->count && traps->is_mapped; i++) {
+		traps->rings[i].last = *traps->rings[i].page;
 		munmap(traps->rings[i].page, traps->ring_bytes);
-	traps->count = 0;
+	}
+	traps->is_mapped = false;
 	if (traps->device >= 0)
 		close(traps->device);
 	traps->device = -1;

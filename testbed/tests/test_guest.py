@@ -326,6 +326,22 @@ def test_disk_too_small_for_the_log(small_disk: Path, tmp_path: Path):
     assert result["reason"] == "cannot write kernel/cpu0.raw: No space left on device"
 
 
+@pytest.mark.parametrize("small_disk", ["1M"], indirect=True)
+def test_disk_too_small_for_records_of_traps(small_disk: Path, tmp_path: Path):
+    session = tmp_path / "session"
+    session.mkdir()
+    (session / "kernel").symlink_to(small_disk)
+    command = ["gups", "--bytes", "64M", "--updates", "51200"]
+    result = record_without_host(session, "testbed-trap", *command)
+    assert not result["complete"]
+    assert result["reason"] == "cannot write kernel/trap0.raw: No space left on device"
+    (ring,) = result["traps"]
+    # What a file system of the host refuses later had been written, as far as the guest knew.
+    assert ring["records"] > 0
+    assert ring["file"] == "kernel/trap0.raw"
+    assert (small_disk / "trap0.raw").stat().st_size > 0
+
+
 def record_without_host(session: Path, board: str, *command: str) -> dict:
     """As `ptat record`, which would not begin on so small a disk."""
     code = (
@@ -336,7 +352,9 @@ def record_without_host(session: Path, board: str, *command: str) -> dict:
         "session, board, *command = sys.argv[1:]\n"
         "request = RecordRequest(command, Path(session), Path('/'), dict(os.environ), False)\n"
         "result = boards.load(board).record(request)\n"
-        "print(json.dumps({'complete': result.complete, 'reason': result.reason}))\n"
+        "traps = result.metadata.get('traps')\n"
+        "print(json.dumps({'complete': result.complete, 'reason': result.reason,"
+        " 'traps': traps}))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(session), board, *command],

@@ -53,6 +53,8 @@ class TrapBoard:
             request.describe({**metadata, "traps": rings.described("kernel")})
             run = machine.run(lambda: failures[0] if failures else None)
             rings.finish()
+            # The last records may not have fitted on the disk.
+            run.failure = run.failure or next(iter(failures), None)
             metadata["kernel"].update(machine.aftermath())
             metadata["traps"] = rings.described("kernel")
         with SYMBOLS.open() as lines, gzip.open(request.session_dir / FUNCTIONS, "wt") as file:

@@ -73,10 +73,10 @@ class Ring:
             self._page["tail"] = tail
 
     def described(self, directory: str) -> dict[str, Any]:
-        """An element of `traps` in session.json."""
+        """An element of `traps` in session.json: of what was written."""
         return {
             "cpu": int(self._page["cpu"][0]),
-            "records": int(self._page["head"][0]),
+            "records": int(self._page["tail"][0]),
             "lost": int(self._page["lost"][0]),
             "waits": int(self._page["waits"][0]),
             "file": f"{directory}/{self.path.name}",
@@ -104,12 +104,14 @@ class Rings:
         :raises BoardError: there is no such device, or somebody else has it.
         """
         self._broken = broken
+        self._directory = directory
         self._ending = threading.Event()
         try:
             self._device = os.open(DEVICE, os.O_RDWR)
         except OSError as error:
             raise BoardError(*_why(error)) from None
         self._rings: list[Ring] = []
+        self._last: list[dict[str, Any]] = []
         ring_bytes = int((CONTROL / "ring_bytes").read_text())
         try:
             for cpu in range(os.sysconf("SC_NPROCESSORS_CONF")):
@@ -145,7 +147,7 @@ class Rings:
 
     def described(self, directory: str) -> list[dict[str, Any]]:
         """`traps` of session.json."""
-        return [ring.described(directory) for ring in self._rings]
+        return [ring.described(directory) for ring in self._rings] or self._last
 
     def fills(self) -> list[Fill]:
         """How full the rings are."""
@@ -163,6 +165,7 @@ class Rings:
                 poll.poll(POLL_MS)  # also lets threads go on that wait for room
         except OSError as error:
             self._broken(f"cannot write records of traps: {error.strerror}")
+            self._last = self.described(self._directory.name)
             with contextlib.suppress(OSError):
                 self.close()
 
