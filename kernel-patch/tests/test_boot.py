@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import threading
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,14 +14,11 @@ from ptat_testbed.guest import build, plain
 HERE = Path(__file__).parent
 MIB = 1 << 20
 BOOT_TIMEOUT_S = 1500  # less than pytest's, for the console to be shown
-BOOTS = 3
 TROUBLE = re.compile(r"WARNING:|BUG:|Call Trace|Oops|rcu: .*stall")
 
 # Where SeaBIOS puts the one 16 MiB BAR of an otherwise bare q35.
 BAR = 0xFD000000
 BAR_DEVICE = ("-device", "nvme,serial=ptat,cmb_size_mb=16,legacy-cmb=on")
-
-INTERRUPTS_ENABLED = 1 << 9  # of EFLAGS
 
 Boot = Callable[..., str]
 
@@ -39,79 +33,34 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plain.archive(directory / "initramfs.cpio", programs)
 
 
-def lost_timer(console: str) -> bool:
-    """Whether a CPU runs with interrupts enabled, but has had none of its timer's for 21 s.
-
-    That is QEMU's doing, on a busy host: see docs/testbed.md. A kernel that disables interrupts, or
-    is too busy for its softirqs, looks different.
-    """
-    stalled = re.search(r"Possible timer handling issue on cpu=(\d+)", console)
-    if not stalled:
-        return False
-    cpu = stalled[1]
-    ticks = re.search(rf"^.*\t{cpu}-\S+ \((\d+) ticks this GP\)", console, re.M)
-    flags = re.search(rf"NMI backtrace for cpu {cpu}$.*?EFLAGS: (\w+)$", console, re.M | re.S)
-    return bool(ticks and flags and ticks[1] == "0" and int(flags[1], 16) & INTERRUPTS_ENABLED)
-
-
 @pytest.fixture(scope="session")
 def boot(archive: Path) -> Boot:
     """Boots with some kernel parameters and returns the console; fails on any kernel warning."""
-
-    def run_once(command: Sequence[str | Path], on_line: Callable[[bytes], None]) -> str:
-        output = b""
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as machine:
-            hung = threading.Timer(BOOT_TIMEOUT_S, machine.kill)
-            hung.start()
-            try:
-                assert machine.stdout
-                for line in machine.stdout:
-                    output += line
-                    on_line(line)
-                    if b"timer handling issue" in line and lost_timer(_text(output)):
-                        break
-            finally:
-                hung.cancel()
-                machine.kill()
-        return _text(output)
 
     def run(
         parameters: str,
         *,
         cpus: int = 1,
-        memory: str = "1G",
+        memory_mib: int = 1024,
         devices: Sequence[str] = (),
-        shared: Path | None = None,
         kaslr: bool = False,
         on_line: Callable[[bytes], None] = lambda line: None,
     ) -> str:
-        command: list[str | Path] = [
-            *("qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,la57=off"),
-            *("-M", "q35,max-ram-below-4g=2G", "-m", memory, "-smp", str(cpus)),
-            *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
-            *("-kernel", build.kernel().image, "-initrd", archive),
-            *("-append", f"console=ttyS0 {'' if kaslr else 'nokaslr'} panic=-1 {parameters}"),
-            *devices,
-        ]
-        if shared:
-            ram = f"memory-backend-file,id=ram,size={memory},share=on,mem-path={shared}"
-            command += ["-object", ram, "-machine", "memory-backend=ram"]
-        for _ in range(BOOTS):
-            console = run_once(command, on_line)
-            if not lost_timer(console):
-                break
-            warnings.warn("QEMU lost a CPU's timer; booting again", stacklevel=2)
+        console = plain.boot(
+            build.kernel().image,
+            archive,
+            parameters if kaslr else f"nokaslr {parameters}",
+            cpus=cpus,
+            memory_mib=memory_mib,
+            options=(*plain.EMULATED, *devices),
+            timeout_s=BOOT_TIMEOUT_S,
+            on_line=on_line,
+        )
         assert "init: done" in console, console[-4000:]
         assert not TROUBLE.search(console), console
         return console
 
     return run
-
-
-def _text(output: bytes) -> str:
-    return output.decode(errors="replace").replace("\r", "")
 
 
 def numbers(console: str) -> dict[str, int]:
@@ -129,28 +78,6 @@ def assert_traces(console: str, base: int, size: int) -> None:
     assert shown["allocs"] == shown["frees"]
     assert shown["entries"] == shown["pages"] * 512
     assert shown["mismatches"] == 0
-
-
-STALL = """\
-rcu: 	1-...!: ({ticks} ticks this GP) idle=d6c4/1/0x4000000000000000 softirq=9/9 fqs=0
-NMI backtrace for cpu 1
-CPU: 1 UID: 0 PID: 61 Comm: ptat_test Not tainted 6.12.95 #1
-RSP: 0018:ffffc9000028fcc8 EFLAGS: {eflags}
-rcu: 	Possible timer handling issue on cpu={cpu} timer-softirq=1
-"""
-
-
-@pytest.mark.parametrize(
-    ("cpu", "ticks", "eflags", "lost"),
-    [
-        (1, 0, "00010202", True),
-        (1, 0, "00010002", False),  # interrupts disabled: the kernel's doing
-        (1, 5250, "00010202", False),  # its timer does interrupt it
-        (2, 0, "00010202", False),  # of that one nothing is known
-    ],
-)
-def test_lost_timer(cpu: int, ticks: int, eflags: str, lost: bool) -> None:
-    assert lost_timer(STALL.format(cpu=cpu, ticks=ticks, eflags=eflags)) is lost
 
 
 @pytest.mark.guest
@@ -246,7 +173,13 @@ def test_region_is_lost(boot: Boot, tmp_path: Path, word: bytes, options: str) -
                 file.seek(256 * MIB)
                 file.write(word * (8 * MIB))
 
-    console = boot(f"ptat=8M@256M -- /ptat_test {options}", cpus=2, shared=memory, on_line=lose)
+    ram = f"memory-backend-file,id=ram,size=1G,share=on,mem-path={memory}"
+    console = boot(
+        f"ptat=8M@256M -- /ptat_test {options}",
+        cpus=2,
+        devices=("-object", ram, "-machine", "memory-backend=ram"),
+        on_line=lose,
+    )
     assert_goes_on(console, "does not answer")
 
 
@@ -267,7 +200,7 @@ def test_kaslr_keeps_off_the_region(boot: Boot) -> None:
     """Without that, one kernel in four would lie in it, and refuse it."""
     places = set()
     for _ in range(6):
-        console = boot("ptat=64M@96M", memory="320M", kaslr=True)
+        console = boot("ptat=64M@96M", memory_mib=320, kaslr=True)
         assert_traces(console, 96 * MIB, 64 * MIB)
         code = re.search(r"^ +(\w+)-\w+ : Kernel code$", console, re.M)
         assert code
@@ -297,7 +230,7 @@ def test_kernel_finds_a_place(boot: Boot) -> None:
 
 @pytest.mark.guest
 def test_region_above_4g(boot: Boot) -> None:
-    assert_traces(boot("ptat=64M@4G", memory="3G"), 4096 * MIB, 64 * MIB)
+    assert_traces(boot("ptat=64M@4G", memory_mib=3072), 4096 * MIB, 64 * MIB)
 
 
 REFUSED = [

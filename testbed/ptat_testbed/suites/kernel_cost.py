@@ -68,7 +68,7 @@ def measure(way: Way, initrd: Path, memory_mib: int) -> dict[str, float]:
     console = plain.boot(
         way.kernel.image,
         initrd,
-        f"norandmaps {way.parameters}",
+        f"nokaslr norandmaps {way.parameters}",
         memory_mib=memory_mib,
         options=EXACT,
         timeout_s=TIMEOUT_S,

@@ -38,7 +38,7 @@ RACE = build.KERNEL_SCRIPT.parent / "tests" / "kcsan-race.patch"
 PROVOKE = build.SOURCES / "testbed" / "guest" / "provoke.c"
 BUS = "ptat=8M@256M"
 TRAP = "ptat=8M,trap"
-PARAMETERS = "kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
+PARAMETERS = "nokaslr kunit.enable=1 rcupdate.rcu_cpu_stall_timeout=300"
 GUPS = ("gups", "--bytes", "4M", "--updates", "20K")
 DETACHING = "/ptat_test -r -d /sys/kernel/mm/ptat/detach"
 """Reads back before each flush, until a region that is in use is given up."""

@@ -37,7 +37,7 @@ CONFIG = build.KERNEL_CONFIGS / "exercise.config"
 REGION = "ptat=8M@256M"
 """Small enough to be full at times."""
 PARAMETERS = (
-    "loglevel=5 no_timer_check secretmem.enable=1 hugepagesz=1G hugepages=2"
+    "nokaslr loglevel=5 no_timer_check secretmem.enable=1 hugepagesz=1G hugepages=2"
     " rcupdate.rcu_cpu_stall_timeout=300"
 )
 DISK_MIB = 24
