@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 from reported import make_session
 
+from ptat_host import console
+from ptat_host.boards import buffer_fill
+from ptat_host.boards.buffer_fill import Fill
 from ptat_host.boards.trap import functions
 from ptat_host.cli import main
 from ptat_host.recording import symbols
 from ptat_host.recording.maps import Maps
 from ptat_host.recording.session_recording import RUNNING
 from ptat_host.recording.symbols import SymbolTable
-from ptat_host.reports import html
+from ptat_host.reports import html, live_view
 from ptat_host.reports.code_locations import UNKNOWN, CodeLocations, Location
+from ptat_host.reports.live_view import ENDED, RECORDING, STARTING, Follower
 from ptat_host.reports.trace_text import TRAP_HEADER
 from ptat_parser import Trace, load
 from ptat_parser.formats.kernel_misses import FUNCTIONS
@@ -340,14 +344,46 @@ def test_overhead(machine, session, capsys):
     assert "note: traps show neither PMD reads nor stores" in shown and "715 cycles" in shown
 
 
-def test_top_refuses_to_follow_traps(session, capsys):
+def test_top_follows_traps(machine, session):
+    """Files that grow, cut anywhere; what is found is what the results of the whole have."""
     description = json.loads((session / "session.json").read_text())
     running = description | {"complete": False, "incomplete_reason": RUNNING}
     (session / "session.json").write_text(json.dumps(running))
-    assert main(["top", "--once", str(session)]) == 2
-    assert "cannot be followed" in capsys.readouterr().err
+    files = sorted((session / "kernel").glob("*.raw"))
+    whole = [file.read_bytes() for file in files]
+    for file in files:
+        file.unlink()
+    follower = Follower(session, 99)
+    assert follower.view().state == STARTING
+    totals = []
+    for share in (0.1, 0.55, 0.56, 1.0):
+        for file, data in zip(files, whole, strict=True):
+            file.write_bytes(data[: int(share * len(data))])
+        view = follower.view()
+        totals.append(view.total)
+        assert view.state == RECORDING
+        assert view.total == sum(one.total for one in view.processes)
+        assert view.misses == sum(one.misses for one in view.processes)
+        assert view.objects is not None
+        assert view.misses == sum(one.misses for one in view.objects)
+    assert 0 < totals[0] < totals[1] < totals[2] < totals[3] == len(machine.misses)
+    assert view.faulted == machine.faulted
+    assert "waiting for" not in console.plain(live_view.render(view))
+
+    buffer_fill.write(session, [Fill("traps, trap0", 3, 1024, "records", lost=7)])
+    view = follower.view()
+    assert (view.lost["traps"], view.misses) == (7, 0)
+    assert "traps 7" in console.plain(live_view.render(view))
+
     (session / "session.json").write_text(json.dumps(description))
-    assert main(["top", "--once", str(session)]) == 0
+    view = follower.view()
+    assert view.state == ENDED
+    found, parsed = Counter[tuple[int, str]](), Counter[tuple[int, str]]()
+    for one in view.processes:
+        found[one.tgid, one.name] += one.total
+    for process in load(session).summary["processes"]:
+        parsed[process["tgid"], process["comm"] or "?"] += process["misses"]
+    assert found == +parsed
 
 
 # Bad input ----------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FILE = "buffers.json"
+INTERVAL_S = 1.0
+"""Between two reports."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,30 @@ class Fill:
     used: int
     size: int
     unit: str = "bytes"
+    lost: int = 0
+    """What has not fitted so far, where that is counted beside the buffer."""
+
+
+class Reporter:
+    """Writes the file once in a while; a context manager, at whose end it is gone."""
+
+    def __init__(self, session: Path, fills: Callable[[], Sequence[Fill]]) -> None:
+        """`fills`: how full the buffers are now."""
+        self._session = session
+        self._fills = fills
+        self._written_s = 0.0
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        remove(self._session)
+
+    def tick(self) -> None:
+        """To be called often."""
+        if time.monotonic() - self._written_s >= INTERVAL_S:
+            self._written_s = time.monotonic()
+            write(self._session, self._fills())
 
 
 def write(session: Path, fills: Sequence[Fill]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptat_host import protocol
-from ptat_host.boards import buffer_fill, stream
+from ptat_host.boards import stream
 from ptat_host.boards.base import (
     BoardError,
     Check,
@@ -24,7 +24,7 @@ from ptat_host.boards.base import (
     RecordRequest,
     RecordResult,
 )
-from ptat_host.boards.buffer_fill import Fill
+from ptat_host.boards.buffer_fill import Fill, Reporter
 from ptat_host.boards.client import TRIES_RECORDING, Capture, Client, Link, LinkError
 from ptat_host.boards.live import machine as live_machine
 from ptat_host.boards.live.child import Run
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 GRANULARITIES_BYTES = (8, 16, 32, 64)
 STREAM_CHANNEL = 0
 """The channel in a board's blocks: it does not know which one of the machine's it is on."""
-FILL_S = 1.0
-"""How often it is told how full the buffers are."""
 READS = 200
 """Of each address, in `observe`: enough to stand out of what else goes on for a millisecond."""
 
@@ -429,18 +427,16 @@ def _capture(
 ) -> RecordResult:
     """Record, take the rest of the streams, and say what became of them."""
 
-    told_s = 0.0
+    def fills() -> list[Fill]:
+        found = [*(tap.fill() for tap in taps), *machine.fills()]
+        return [fill for fill in found if fill]
 
     def tick() -> str | None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= FILL_S:
-            told_s = time.monotonic()
-            fills = [*(tap.fill() for tap in taps), *machine.fills()]
-            buffer_fill.write(request.session_dir, [one for one in fills if one])
+        buffers.tick()
         return next((why for tap in taps if (why := tap.broken())), None)
 
     channels = metadata["board"]["channels"]
-    with contextlib.ExitStack() as files:
+    with contextlib.ExitStack() as files, Reporter(request.session_dir, fills) as buffers:
         try:
             try:
                 for tap, channel in zip(taps, channels, strict=True):
@@ -452,7 +448,6 @@ def _capture(
             finally:
                 for tap in taps:
                     tap.stop()
-                buffer_fill.remove(request.session_dir)
         except LinkError as error:
             if not any(tap.capture and tap.capture.received_bytes for tap in taps):
                 raise

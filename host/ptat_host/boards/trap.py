@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
+from ptat_host.boards.buffer_fill import Reporter
 from ptat_host.boards.live import machine as live_machine
 from ptat_host.boards.trap_rings import BOOT_HINT, DEVICE, Rings
 from ptat_parser.formats.kernel_misses import FUNCTIONS
@@ -43,20 +44,26 @@ class TrapBoard:
         with (
             live_machine.LiveMachine(request, request.options.get("tsc-hz")) as machine,
             Rings(request.session_dir / "kernel", failures.append) as rings,
+            Reporter(request.session_dir, lambda: [*rings.fills(), *machine.fills()]) as buffers,
         ):
+
+            def tick() -> str | None:
+                buffers.tick()
+                return failures[0] if failures else None
+
             metadata: dict[str, Any] = {
                 "board": {"granularity_bytes": 8, "channels": []},
                 "region": machine.region,
                 "kernel": machine.kernel,
                 "cpu": machine.cpu,
             }
-            request.describe({**metadata, "traps": rings.described("kernel")})
-            run = machine.run(lambda: failures[0] if failures else None)
+            request.describe({**metadata, "traps": rings.described()})
+            run = machine.run(tick)
             rings.finish()
             # The last records may not have fitted on the disk.
             run.failure = run.failure or next(iter(failures), None)
             metadata["kernel"].update(machine.aftermath())
-            metadata["traps"] = rings.described("kernel")
+            metadata["traps"] = rings.described()
         with SYMBOLS.open() as lines, gzip.open(request.session_dir / FUNCTIONS, "wt") as file:
             file.writelines(functions(lines))
         lost = sum(ring["lost"] for ring in metadata["traps"])

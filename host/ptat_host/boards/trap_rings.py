@@ -44,14 +44,14 @@ class Ring:
         """Map it. `OSError` if the CPU has none, or the file cannot be made."""
         self._mapped = mmap.mmap(device, ring_bytes, offset=cpu * ring_bytes)
         self._page = np.frombuffer(self._mapped, PAGE, 1)[0:1]
-        self._data_offset = int(self._page["data_offset"][0])
-        self._records = int(self._page["records"][0])
-        self.path = directory / f"trap{cpu}.raw"
-        self._file = self.path.open("wb", buffering=0)
         if int(self._page["record_bytes"][0]) != traps.RECORD.itemsize:
             raise BoardError(
                 "this kernel's records have another format", "use ptat and series of one version"
             )
+        self._data_offset = int(self._page["data_offset"][0])
+        self._records = int(self._page["records"][0])
+        self.path = directory / f"trap{cpu}.raw"
+        self._file = self.path.open("wb", buffering=0)
 
     @property
     def used(self) -> int:
@@ -66,25 +66,27 @@ class Ring:
             first = tail % self._records
             count = min(head - tail, self._records - first)
             start = self._data_offset + first * traps.RECORD.itemsize
-            left = memoryview(self._mapped)[start : start + count * traps.RECORD.itemsize]
-            while left:
-                left = left[self._file.write(left) or 0 :]
+            end = start + count * traps.RECORD.itemsize
+            while start < end:
+                with memoryview(self._mapped)[start:end] as left:
+                    start += self._file.write(left) or 0
             tail += count
             self._page["tail"] = tail
 
-    def described(self, directory: str) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """An element of `traps` in session.json: of what was written."""
         return {
             "cpu": int(self._page["cpu"][0]),
             "records": int(self._page["tail"][0]),
             "lost": int(self._page["lost"][0]),
             "waits": int(self._page["waits"][0]),
-            "file": f"{directory}/{self.path.name}",
+            "file": f"{self.path.parent.name}/{self.path.name}",
         }
 
     def fill(self) -> Fill:
         """How full it is."""
-        return Fill(f"traps, {self.path.stem}", self.used, self._records)
+        lost = int(self._page["lost"][0])
+        return Fill(f"traps, {self.path.stem}", self.used, self._records, "records", lost)
 
     def close(self) -> None:
         """Unmap it."""
@@ -104,8 +106,9 @@ class Rings:
         :raises BoardError: there is no such device, or somebody else has it.
         """
         self._broken = broken
-        self._directory = directory
         self._ending = threading.Event()
+        self._in_use = threading.Lock()
+        """Held while rings are read or unmapped."""
         try:
             self._device = os.open(DEVICE, os.O_RDWR)
         except OSError as error:
@@ -138,20 +141,24 @@ class Rings:
 
     def close(self) -> None:
         """Give the device back: what is still traced goes on untraced."""
-        for ring in self._rings:
-            ring.close()
-        self._rings = []
-        if self._device >= 0:
-            os.close(self._device)
-            self._device = -1
+        with self._in_use:
+            self._last = [ring.described() for ring in self._rings] or self._last
+            for ring in self._rings:
+                ring.close()
+            self._rings = []
+            if self._device >= 0:
+                os.close(self._device)
+                self._device = -1
 
-    def described(self, directory: str) -> list[dict[str, Any]]:
+    def described(self) -> list[dict[str, Any]]:
         """`traps` of session.json."""
-        return [ring.described(directory) for ring in self._rings] or self._last
+        with self._in_use:
+            return [ring.described() for ring in self._rings] or self._last
 
     def fills(self) -> list[Fill]:
-        """How full the rings are."""
-        return [ring.fill() for ring in self._rings]
+        """How full the rings are; nothing when they were given back."""
+        with self._in_use:
+            return [ring.fill() for ring in self._rings]
 
     def _run(self) -> None:
         poll = select.poll()
@@ -164,10 +171,9 @@ class Rings:
                     ring.drain()
                 poll.poll(POLL_MS)  # also lets threads go on that wait for room
         except OSError as error:
-            self._broken(f"cannot write records of traps: {error.strerror}")
-            self._last = self.described(self._directory.name)
             with contextlib.suppress(OSError):
                 self.close()
+            self._broken(f"cannot write records of traps: {error.strerror}")
 
 
 def _why(error: OSError) -> tuple[str, str]:

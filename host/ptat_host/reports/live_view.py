@@ -37,6 +37,7 @@ from ptat_parser import Trace
 from ptat_parser.errors import PtatError
 from ptat_parser.formats.session import Session
 from ptat_parser.live.follow import Look, Tail, rows
+from ptat_parser.live.trap_tail import TrapTail
 from ptat_parser.results.pipeline import load
 
 STARTING, RECORDING, ENDED = "starting", "recording", "ended"
@@ -80,7 +81,7 @@ class View:
     pmd_reads: int = 0
     unexplained: int = 0
     lost: dict[str, int] = field(default_factory=dict)
-    """Since the recording began: accesses, blocks, kernel_events."""
+    """Since the recording began: accesses, blocks, kernel_events, records of traps."""
     waiting: int = 0
     """Accesses that were captured but wait for the kernel's log."""
     buffers: list[Fill] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Follower:
         self._path = path
         self._top = top
         self._clock = clock
-        self._tail: Tail | None = None
+        self._tail: Tail | TrapTail | None = None
         self._session: Session | None = None
         self._begun = False
         self._total = Look()
@@ -129,19 +130,11 @@ class Follower:
         )
         if not running and not self._begun:
             return self._whole()
-        if _of_traps(description):
-            raise PtatError(
-                f"{self._path}: misses that trap cannot be followed while they are recorded",
-                "wait for the recording to end, then ptat report",
-            )
         if self._tail is None:
             if running and not (description.get("region") and self._captured(description)):
                 return View(str(self._path), description["command"]["argv"], STARTING)
             self._session = Session(self._path)
-            drain_per_s = None
-            if model := re.fullmatch(r"(\d+):(\d+)", self._session.options.get("buffer", "")):
-                self._modelled_records, drain_per_s = int(model[1]), float(model[2])
-            self._tail = Tail(self._session, self._clock, drain_per_s)
+            self._tail = TrapTail(self._session) if self._session.traps else self._bus_tail()
         assert self._session is not None
         first, self._begun = not self._begun, True
         found = self._tail.look()
@@ -152,6 +145,7 @@ class Follower:
         now = self._clock()
         if found.accesses:
             self._heard_at = now
+        fills = [*buffer_fill.read(self._path), *self._modelled()]
         view = View(
             str(self._path),
             self._session.command.argv,
@@ -169,17 +163,25 @@ class Follower:
                 "accesses": self._total.lost_accesses,
                 "blocks": self._total.lost_blocks,
                 "kernel_events": self._total.lost_events,
+                "traps": sum(fill.lost for fill in fills),
             },
             self._tail.waiting,
-            [*buffer_fill.read(self._path), *self._modelled()],
+            fills,
         )
         self._count(view, found, interval_s)
         self._disk(view, now)
         return view
 
+    def _bus_tail(self) -> Tail:
+        assert self._session is not None
+        drain_per_s = None
+        if model := re.fullmatch(r"(\d+):(\d+)", self._session.options.get("buffer", "")):
+            self._modelled_records, drain_per_s = int(model[1]), float(model[2])
+        return Tail(self._session, self._clock, drain_per_s)
+
     def _captured(self, description: dict[str, Any]) -> bool:
-        channels = description["board"].get("channels", [])
-        return any((self._path / channel["file"]).exists() for channel in channels)
+        files = [*description["board"].get("channels", []), *description.get("traps", [])]
+        return any((self._path / one["file"]).exists() for one in files)
 
     def _add(self, found: Look) -> None:
         for name, value in vars(found).items():
@@ -325,7 +327,7 @@ class Follower:
         return view
 
 
-_LOSSES = ("accesses", "blocks", "kernel_events")
+_LOSSES = ("accesses", "blocks", "kernel_events", "traps")
 
 
 def _size_bytes(path: Path) -> int:
@@ -335,12 +337,6 @@ def _size_bytes(path: Path) -> int:
     except FileNotFoundError:
         return 0
     return status.st_size if S_ISREG(status.st_mode) else 0
-
-
-def _of_traps(description: dict[str, Any]) -> bool:
-    """Whether a session has records of traps in the place of a capture."""
-    channels = description.get("board", {}).get("channels")
-    return bool(description.get("traps") or (description.get("region") and channels == []))
 
 
 def _per_s(count: int, seconds: float) -> float:

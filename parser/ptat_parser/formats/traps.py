@@ -53,6 +53,12 @@ NO_MISS = Flag.RETRY | Flag.FAULT
 """A record with one of these is no miss."""
 
 
+def page_shift(flags: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
+    """Logarithm of the size in bytes of the page that each record is about."""
+    huge = (flags & Flag.HUGE) != 0
+    return np.where(huge, np.uint64(21), np.uint64(12))
+
+
 def access_name(access: int) -> str:
     """What the flags in `ACCESS` say, in words: ``read``, ``kernel write``, …"""
     kind = "fetch" if access & Flag.FETCH else "write" if access & Flag.WRITE else "read"

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ptat_parser.errors import BadInput
 from ptat_parser.formats.parquet import Column, Text, Writer
 from ptat_parser.formats.session import Session
-from ptat_parser.formats.traps import ACCESS, NO_MISS, Flag, access_name, read_records
+from ptat_parser.formats.traps import ACCESS, NO_MISS, Flag, access_name, page_shift, read_records
 from ptat_parser.kernel.log import KernelLog, read_kernel_log
 from ptat_parser.kernel.tracepoints import (
     COOKIE_STOP,
@@ -200,8 +200,8 @@ class _Pages:
             raise BadInput(f"records of traps have more than {_SPACES_MAX:,} address spaces")
         index = np.array([self._spaces[mm] for mm in spaces.tolist()], np.uint64)
         huge = (records["flags"] & Flag.HUGE) != 0
-        shift = np.where(huge, np.uint64(21), np.uint64(12))
-        page = index[inverse.reshape(-1)] << _PAGE_BITS | records["addr"] >> shift
+        page = index[inverse.reshape(-1)] << _PAGE_BITS
+        page |= records["addr"] >> page_shift(records["flags"])
         short: npt.NDArray[np.uint64] = page << np.uint64(1) | huge
         return short
 
@@ -213,7 +213,7 @@ class _Pages:
     ) -> None:
         """Add a page for each of some records."""
         key = np.empty(records.size, _KEY)
-        shift = np.where(records["flags"] & Flag.HUGE, np.uint64(21), np.uint64(12))
+        shift = page_shift(records["flags"])
         key["mm"], key["vaddr"] = records["mm"], records["addr"] >> shift << shift
         key["size"] = np.uint64(1) << shift
         self.key = np.concatenate([self.key, key])

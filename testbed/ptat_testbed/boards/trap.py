@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,17 +56,24 @@ class TrapBoard:
         if request.granularity_bytes is not None:
             raise BoardError("--granularity: a trap knows the entry, there is no bus to see less")
         recording = guest_run.Recording(request, traps=True)
-        result = recording.record(*self.machine(recording.machine_config(region_base=None)))
-        result.metadata["board"] = {"granularity_bytes": 8, "channels": []}
-        result.metadata["cpu"] = self.cpu()
+        known = {"board": {"granularity_bytes": 8, "channels": []}, "cpu": self.cpu()}
+        # The guest writes a file for each of its CPUs.
+        empty = "".join(f"ring {cpu} 0 0 0\n" for cpu in range(recording.settings.cpus))
+        config, on_start = self.machine(recording.machine_config(region_base=None))
+        result = recording.record(
+            config,
+            on_start,
+            known={**known, "traps": guest_run.rings(empty)},
+        )
+        result.metadata |= known
         recording.kernel.write_functions(request.session_dir / kernel_misses.FUNCTIONS)
         if lost := sum(ring["lost"] for ring in result.metadata.get("traps", [])):
             result.lost = f"{lost} records of traps that found no room"
         return result
 
-    def machine(self, config: MachineConfig) -> tuple[Any, ...]:
+    def machine(self, config: MachineConfig) -> tuple[MachineConfig, Callable[[Machine], None]]:
         """The machine, and what to do with it when the recorded time begins."""
-        return (config,)
+        return config, lambda _: None
 
     def cpu(self) -> dict[str, Any]:
         """`cpu` of session.json."""
@@ -101,7 +108,7 @@ class KvmBoard(TrapBoard):
             *guest_run.check_common(),
         ]
 
-    def machine(self, config: MachineConfig) -> tuple[Any, ...]:
+    def machine(self, config: MachineConfig) -> tuple[MachineConfig, Callable[[Machine], None]]:
         """The guest's memory in huge pages, its CPUs on CPUs of their own."""
         if not os.access(KVM, os.R_OK | os.W_OK):
             raise BoardError(f"{KVM} is missing, or may not be used", KVM_HINT)
