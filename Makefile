@@ -111,7 +111,7 @@ test-bitstream:
 test-suite: docs man
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
-	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=25
 	$(MAKE) first-report
 	$(MAKE) test-exact
 	$(MAKE) test-studies

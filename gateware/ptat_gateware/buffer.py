@@ -13,7 +13,8 @@ from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
 from migen import READ_FIRST, Cat, ClockDomainsRenamer, If, Memory, Mux, Signal, log2_int
 from migen.genlib.cdc import GrayCounter, MultiReg
 
-from ptat_gateware.pack import WORD_BITS, Seal
+from ptat_gateware.layouts import WORD_BITS
+from ptat_gateware.stream.seal import Seal
 from ptat_parser import wire
 
 # Clock-domain crossing ------------------------------------------------------------------------

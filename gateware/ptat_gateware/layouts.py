@@ -81,6 +81,9 @@ def ddr4_command_layout(ranks: int) -> Layout:
     ]
 
 
+# Words of the capture stream.
+WORD_BITS = 64
+
 # An access as the bus shows it. `column` is that of the burst's first word: its low 3 bits are
 # zero for a burst of 8, its low 2 for a burst chopped to 4. One column is one bus word (8 bytes).
 coordinate_layout: Layout = [

@@ -17,8 +17,7 @@ from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
 from migen import Case, Cat, Constant, If, Mux, Record, Signal
 from migen.genlib.cdc import MultiReg
 
-from ptat_gateware.layouts import BANK_BITS, ddr3_command_layout
-from ptat_gateware.pack import WORD_BITS
+from ptat_gateware.layouts import BANK_BITS, WORD_BITS, ddr3_command_layout
 from ptat_parser import wire
 
 # Pattern ------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ NOISE = "test_decoder.py::test_noise[DDR3-4-2-1]"
 RESTART = "test_decoder.py::test_restart[DDR3]"
 ADDRESS = "test_address.py::test_as_the_host_says"
 FILTER = "test_filter.py::test_each_access_at_the_edges"
-BLOCKS = "test_pack.py::test_words_to_blocks[0.3-1.0-32]"
+BLOCKS = "test_packer.py::test_words_to_blocks[0.3-1.0-32]"
 TWO_T = "test_decoder.py::test_2t[DDR4-4-4-1]"
 SPARSE = "test_snooper.py::test_sparse_traffic[4-32]"
 TLP_REQUESTS = "test_pcie_tlp.py::test_requests_as_the_specification_lays_them_out"
@@ -269,48 +269,48 @@ FAULTS = [
         "test_snooper.py::test_sampling_is_marked_and_spares_exact_windows",
     ),
     # Words and blocks
-    Fault("CRC seed wrong", "pack.py", "CRC_ONES if byte == 0 else 0", "0", BLOCKS),
-    Fault("CRC not restarted", "pack.py", "check | reset)", "reset)", BLOCKS),
+    Fault("CRC seed wrong", "stream/seal.py", "CRC_ONES if byte == 0 else 0", "0", BLOCKS),
+    Fault("CRC not restarted", "stream/seal.py", "check | reset)", "reset)", BLOCKS),
     Fault(
         "sequence stuck",
-        "pack.py",
+        "stream/packer.py",
         "self._blocks.status.eq(self._blocks.status + 1)",
         "self._blocks.status.eq(self._blocks.status)",
         BLOCKS,
     ),
     Fault(
         "time of a block one tick off",
-        "pack.py",
+        "stream/packer.py",
         "word[: wire.TIME_BITS], now + delta",
         "word[: wire.TIME_BITS], now + delta + 1",
         BLOCKS,
     ),
     Fault(
         "time one tick off",
-        "pack.py",
-        "phases - last_phase, phases)",
-        "phases - last_phase - 1, phases)",
+        "stream/encoder.py",
+        "phases - self.last_phase, phases)",
+        "phases - self.last_phase - 1, phases)",
         SPARSE,
     ),
     Fault(
         "phase not in the time",
-        "pack.py",
-        "Mux(running & first.valid, first.phase, 0)",
+        "stream/encoder.py",
+        "Mux(self.running & first.valid, first.phase, 0)",
         "0",
         SPARSE,
     ),
     Fault(
         "lost count not reset",
-        "pack.py",
-        "If(send_lost, lost.eq(0)),",
+        "stream/encoder.py",
+        "If(self._send_lost, lost.eq(0)),",
         "",
         "test_snooper.py::test_a_link_that_stalls",
     ),
     Fault(
         "lost one too few",
-        "pack.py",
+        "stream/encoder.py",
         "lost + Mux(lost[-1], 0, self.matched)",
-        "lost + Mux(lost[-1] | send_lost, 0, self.matched)",
+        "lost + Mux(lost[-1] | self._send_lost, 0, self.matched)",
         "test_snooper.py::test_a_link_that_stalls",
     ),
     # Chain
@@ -323,7 +323,7 @@ FAULTS = [
     ),
     Fault(
         "counts of the last recording kept",
-        "pack.py",
+        "stream/packer.py",
         "If(starting, self._emitted.status.eq(0), self._lost.status.eq(0)),",
         "",
         "test_snooper.py::test_control_at_any_clock",
@@ -395,7 +395,7 @@ FAULTS = [
     Fault(
         "repeated with what took its place",
         "link/udp.py",
-        '.Elif((whole != 0) & acknowledged, NextState("DROP"))',
+        '.Elif((chunks.whole != 0) & acknowledged, NextState("DROP"))',
         "",
         "test_udp_link.py::test_chunks_are_whole_and_right_however_often_they_are_asked_for",
     ),

@@ -38,9 +38,9 @@ from migen.fhdl.specials import Tristate
 from migen.genlib.cdc import MultiReg
 from migen.genlib.resetsync import AsyncResetSynchronizer
 
+from ptat_gateware.layouts import WORD_BITS
 from ptat_gateware.link.gate import Gate
 from ptat_gateware.link.mailbox import Mailbox
-from ptat_gateware.pack import WORD_BITS
 
 COMMANDS = 1  # channel: endpoints 0x02 and 0x82
 STREAM = 2  # channel: endpoint 0x83

@@ -8,7 +8,7 @@ from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
 from migen import If, Signal
 
-from ptat_gateware.pack import WORD_BITS
+from ptat_gateware.layouts import WORD_BITS
 from ptat_parser import wire
 
 # Gate ---------------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRField, CSRStatus, CSRStorage
 from migen import If, Mux, ResetInserter, Signal
 
+from ptat_gateware.layouts import WORD_BITS
 from ptat_gateware.link.gate import Gate
-from ptat_gateware.pack import WORD_BITS
 from ptat_parser import wire
 
 COUNT_BITS = 32

@@ -14,7 +14,7 @@ from litex.gen import LiteXModule
 from litex.soc.interconnect import stream
 from migen import If, Memory, Signal, log2_int
 
-from ptat_gateware.pack import WORD_BITS
+from ptat_gateware.layouts import WORD_BITS
 
 CHUNK_BYTES = 1024
 CHUNK_WORDS = CHUNK_BYTES * 8 // WORD_BITS

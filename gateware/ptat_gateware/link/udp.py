@@ -21,10 +21,11 @@ from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import CSRStatus
 from migen import FSM, Array, Cat, Constant, If, Memory, Mux, NextState, NextValue, Signal
 
+from ptat_gateware.layouts import WORD_BITS
 from ptat_gateware.link.gate import Gate
 from ptat_gateware.link.mailbox import FRAME_WORDS, Mailbox
 from ptat_gateware.link.store import CHUNK_BYTES, CHUNK_WORDS, ChunkStore
-from ptat_gateware.pack import CRC_BITS, CRC_ONES, WORD_BITS, crc_next
+from ptat_gateware.stream.seal import CRC_BITS, CRC_ONES, crc_next
 
 # Of `ptat_host.protocol`; a test holds them against it.
 UDP_PORT = 0x5054
@@ -289,6 +290,140 @@ class Scheduler(LiteXModule):
         ]
 
 
+# Datagrams ----------------------------------------------------------------------------------------
+
+
+class ChunkReader(LiteXModule):
+    """Reads chunks from the store, each as a whole: LiteEth's MAC takes no pause in a datagram.
+
+    ``sink`` has their numbers. ``source`` is the data of the first that is there, ``seq`` its
+    number. `whole` of them are there, `in_flight` are there or under way.
+    """
+
+    def __init__(self, store: ChunkStore) -> None:
+        self.wanted = wanted = stream.Buffer([("seq", 32)])
+        self.numbers = numbers = stream.SyncFIFO([("seq", 32)], 4)
+        self.converter = converter = stream.Converter(WORD_BITS, 32)
+        self.payload = payload = stream.SyncFIFO(
+            [("data", 32)], 2 * CHUNK_BYTES // 4, buffered=True
+        )
+        self.sink = wanted.sink
+        self.source = payload.source
+        self.seq = numbers.source.seq
+        self.whole = Signal(max=4)
+        self.in_flight = Signal(4)
+        self.gone = Signal()  # the last word of a chunk leaves
+
+        # # #
+
+        came = payload.sink.valid & payload.sink.ready & payload.sink.last
+        self.comb += [
+            store.read.valid.eq(wanted.source.valid & numbers.sink.ready),
+            store.read.chunk.eq(wanted.source.seq),
+            wanted.source.ready.eq(store.read.ready & numbers.sink.ready),
+            numbers.sink.valid.eq(wanted.source.valid & wanted.source.ready),
+            numbers.sink.seq.eq(wanted.source.seq),
+            numbers.source.ready.eq(self.gone),
+            store.source.connect(converter.sink, keep={"valid", "ready", "data", "last"}),
+            converter.source.connect(payload.sink, keep={"valid", "ready", "data", "last"}),
+            self.gone.eq(payload.source.valid & payload.source.ready & payload.source.last),
+        ]
+        self.sync += [
+            self.in_flight.eq(self.in_flight + (wanted.sink.valid & wanted.sink.ready) - self.gone),
+            self.whole.eq(self.whole + came - self.gone),
+        ]
+
+
+class DatagramSender(LiteXModule):
+    """Sends answers of the mailbox, chunks, and the stream's end.
+
+    ``end_due``: the end is to be sent when all before it was; ``end_sent`` says that it was.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        peer: Peer,
+        receiver: Receiver,
+        chunks: ChunkReader,
+        scheduler: Scheduler,
+    ) -> None:
+        self.source = source = stream.Endpoint(eth_udp_user_description(32))
+        self.end_due = Signal()
+        self.end_sent = Signal()
+
+        # # #
+
+        sender = receiver.sender
+        end = Signal()  # this one is only the stream's end
+        word = Signal(max=DATA_HEADER_WORDS)
+        seq = Mux(end, scheduler.sent, chunks.seq)
+        header = Array([DATA_MAGIC, seq, Mux(end, DATA_LAST << 8, 0), peer.host])
+        length = Mux(end, 4 * DATA_HEADER_WORDS, 4 * DATA_HEADER_WORDS + CHUNK_BYTES)
+        sent = source.valid & source.ready & source.last
+        # Its place in the store may have been filled again while it was read.
+        acknowledged = (chunks.seq - scheduler.acked)[31]
+        self.comb += [
+            source.src_port.eq(UDP_PORT),
+            source.dst_port.eq(peer.port),
+            source.ip_address.eq(peer.ip_address),
+            source.last_be.eq(source.last << 3),
+        ]
+        self.fsm = fsm = FSM(reset_state="IDLE")
+        fsm.act(
+            "IDLE",
+            NextValue(end, 0),
+            If(mailbox.source.valid, NextState("ANSWER"))
+            .Elif((chunks.whole != 0) & acknowledged, NextState("DROP"))
+            .Elif(chunks.whole != 0, NextState("HEADER"))
+            .Elif(self.end_due, NextValue(end, 1), NextState("HEADER")),
+        )
+        fsm.act(
+            "ANSWER",
+            source.dst_port.eq(sender.port),
+            source.ip_address.eq(sender.ip_address),
+            source.length.eq(mailbox.source.words << 2),
+            mailbox.source.connect(source, keep={"valid", "ready", "data", "last"}),
+            If(sent, NextState("IDLE")),
+        )
+        fsm.act(
+            "HEADER",
+            source.valid.eq(1),
+            source.data.eq(header[word]),
+            source.length.eq(length),
+            If(
+                source.ready,
+                NextValue(word, word + 1),
+                If(
+                    word == DATA_HEADER_WORDS - 1,
+                    NextState("PAYLOAD"),
+                    If(end, NextState("PADDING")),
+                ),
+            ),
+        )
+        # Four bytes that are not of the datagram make the end's frame 62 bytes long. Ethernet wants
+        # 60, and LiteEth, which fills up what is shorter, forgets to for the frame after one of 57
+        # to 59.
+        fsm.act(
+            "PADDING",
+            source.valid.eq(1),
+            source.length.eq(length),
+            source.last.eq(1),
+            If(source.ready, self.end_sent.eq(1), NextState("IDLE")),
+        )
+        fsm.act(
+            "PAYLOAD",
+            chunks.source.connect(source, keep={"valid", "ready", "data", "last"}),
+            source.length.eq(length),
+            If(sent, NextState("IDLE")),
+        )
+        fsm.act(
+            "DROP",
+            chunks.source.ready.eq(1),
+            If(chunks.gone, NextState("IDLE")),
+        )
+
+
 # Link ---------------------------------------------------------------------------------------------
 
 
@@ -313,7 +448,6 @@ class UDPLink(LiteXModule):
         self.transmit = transmit = stream.Buffer(eth_udp_user_description(32), pipe_ready=True)
         self.datagrams = receive.sink
         self.source = transmit.source
-        source = transmit.sink
 
         self._level = CSRStatus(32, description="Chunks of 1 KiB that are not acknowledged.")
         self._depth = CSRStatus(32, description="Chunks of 1 KiB that can wait for that.")
@@ -332,15 +466,20 @@ class UDPLink(LiteXModule):
             int(repeat_after_s * sys_clk_freq),
             int(missing_after_s * sys_clk_freq),
         )
+        self.chunks = chunks = ChunkReader(store)
+        self.datagram_sender = datagrams = DatagramSender(
+            mailbox, peer, receiver, chunks, scheduler
+        )
         sender = receiver.sender
-        in_flight = Signal(4)  # chunks that are to be sent
         self.comb += [
             receive.source.connect(receiver.sink),
+            scheduler.source.connect(chunks.sink),
+            datagrams.source.connect(transmit.sink),
             scheduler.running.eq(gate.running),
             scheduler.restart.eq(gate.start),
             store.restart.eq(gate.start),
-            gate.quiet.eq((in_flight == 0) & (scheduler.level == 0)),
-            gate.done.eq((in_flight == 0) & scheduler.all_sent),
+            gate.quiet.eq((chunks.in_flight == 0) & (scheduler.level == 0)),
+            gate.done.eq((chunks.in_flight == 0) & scheduler.all_sent),
             self._level.status.eq(scheduler.level),
             self._depth.status.eq(store.chunks),
             self._repeated.status.eq(scheduler.repeated),
@@ -351,9 +490,11 @@ class UDPLink(LiteXModule):
             peer.port.eq(sender.port),
             peer.host.eq(sender.host),
         )
+        self._fill_store(gate, store, scheduler)
+        self._end_stream(gate, scheduler, datagrams)
 
-        # Into the store -----------------------------------------------------------------------
-
+    def _fill_store(self, gate: Gate, store: ChunkStore, scheduler: Scheduler) -> None:
+        """Let a chunk begin where there is room for all of it."""
         index = Signal(max=CHUNK_WORDS)
         go = Signal()
         self.comb += [
@@ -366,107 +507,13 @@ class UDPLink(LiteXModule):
         ]
         self.sync += If(store.sink.valid & store.sink.ready, index.eq(index + 1))
 
-        # Out of the store ---------------------------------------------------------------------
-
-        # LiteEth's MAC takes no pause within a datagram: its chunk is whole before it begins.
-        self.wanted = wanted = stream.Buffer([("seq", 32)])
-        self.numbers = numbers = stream.SyncFIFO([("seq", 32)], 4)
-        self.converter = converter = stream.Converter(WORD_BITS, 32)
-        self.payload = payload = stream.SyncFIFO(
-            [("data", 32)], 2 * CHUNK_BYTES // 4, buffered=True
-        )
-        whole = Signal(max=4)
-        self.comb += [
-            scheduler.source.connect(wanted.sink),
-            store.read.valid.eq(wanted.source.valid & numbers.sink.ready),
-            store.read.chunk.eq(wanted.source.seq),
-            wanted.source.ready.eq(store.read.ready & numbers.sink.ready),
-            numbers.sink.valid.eq(wanted.source.valid & wanted.source.ready),
-            numbers.sink.seq.eq(wanted.source.seq),
-            store.source.connect(converter.sink, keep={"valid", "ready", "data", "last"}),
-            converter.source.connect(payload.sink, keep={"valid", "ready", "data", "last"}),
-        ]
-
-        # Datagrams ----------------------------------------------------------------------------
-
-        ended, end_due = Signal(), Signal()
-        end, end_sent = Signal(), Signal()  # this one is only the stream's end; it is sent
-        word = Signal(max=DATA_HEADER_WORDS)
-        seq = Mux(end, scheduler.sent, numbers.source.seq)
-        header = Array([DATA_MAGIC, seq, Mux(end, DATA_LAST << 8, 0), peer.host])
-        sent = source.valid & source.ready & source.last
-        gone = payload.source.valid & payload.source.ready & payload.source.last
-        # Its place in the store may have been filled again while it was read.
-        acknowledged = (numbers.source.seq - scheduler.acked)[31]
-        self.comb += [
-            source.src_port.eq(UDP_PORT),
-            source.dst_port.eq(peer.port),
-            source.ip_address.eq(peer.ip_address),
-            source.last_be.eq(source.last << 3),
-        ]
-        self.fsm = fsm = FSM(reset_state="IDLE")
-        fsm.act(
-            "IDLE",
-            NextValue(end, 0),
-            If(mailbox.source.valid, NextState("ANSWER"))
-            .Elif((whole != 0) & acknowledged, NextState("DROP"))
-            .Elif(whole != 0, NextState("HEADER"))
-            .Elif(end_due & gate.done, NextValue(end, 1), NextState("HEADER")),
-        )
-        fsm.act(
-            "ANSWER",
-            source.dst_port.eq(sender.port),
-            source.ip_address.eq(sender.ip_address),
-            source.length.eq(mailbox.source.words << 2),
-            mailbox.source.connect(source, keep={"valid", "ready", "data", "last"}),
-            If(sent, NextState("IDLE")),
-        )
-        length = Mux(end, 4 * DATA_HEADER_WORDS, 4 * DATA_HEADER_WORDS + CHUNK_BYTES)
-        fsm.act(
-            "HEADER",
-            source.valid.eq(1),
-            source.data.eq(header[word]),
-            source.length.eq(length),
-            If(
-                source.ready,
-                NextValue(word, word + 1),
-                If(
-                    word == DATA_HEADER_WORDS - 1,
-                    NextState("PAYLOAD"),
-                    If(end, NextState("PADDING")),
-                ),
-            ),
-        )
-        # Four bytes that are not of the datagram make the end's frame 62 bytes long. Ethernet wants
-        # 60, and LiteEth, which fills up what is shorter, forgets to for the frame after one of 57
-        # to 59.
-        fsm.act(
-            "PADDING",
-            source.valid.eq(1),
-            source.length.eq(length),
-            source.last.eq(1),
-            If(source.ready, end_sent.eq(1), NextState("IDLE")),
-        )
-        fsm.act(
-            "PAYLOAD",
-            payload.source.connect(source, keep={"valid", "ready", "data", "last"}),
-            source.length.eq(length),
-            If(sent, NextState("IDLE")),
-        )
-        fsm.act(
-            "DROP",
-            payload.source.ready.eq(1),
-            If(gone, NextState("IDLE")),
-        )
-        asked = wanted.sink.valid & wanted.sink.ready
-        came = payload.sink.valid & payload.sink.ready & payload.sink.last
-        self.comb += numbers.source.ready.eq(gone)
+    def _end_stream(self, gate: Gate, scheduler: Scheduler, datagrams: DatagramSender) -> None:
+        """Send the end once, and again for each acknowledgement: the host cannot acknowledge it."""
+        ended, due = Signal(), Signal()
+        self.comb += datagrams.end_due.eq(due & gate.done)
         self.sync += [
-            in_flight.eq(in_flight + asked - gone),
-            whole.eq(whole + came - gone),
-            # The host, which cannot acknowledge the end, says by acknowledging that it waits.
             ended.eq(gate.ended),
-            If(end_sent, end_due.eq(0)),
-            If(gate.ended & (~ended | scheduler.heard), end_due.eq(1)),
-            If(~gate.ended, end_due.eq(0)),
+            If(datagrams.end_sent, due.eq(0)),
+            If(gate.ended & (~ended | scheduler.heard), due.eq(1)),
+            If(~gate.ended, due.eq(0)),
         ]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from litex.gen import LiteXModule
 from verilated import Bench, Registers, needs_verilator
 
-from ptat_gateware.pack import CRC_ONES, Packer, Seal, crc_next, crc_table
+from ptat_gateware.stream.packer import Packer
+from ptat_gateware.stream.seal import CRC_ONES, Seal, crc_next, crc_table
 from ptat_parser import wire
 
 
