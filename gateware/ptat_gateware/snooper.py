@@ -68,6 +68,42 @@ class Snooper(LiteXModule):
         self.advance = Signal(32)
         self.admit = Signal()
 
+        self._registers()
+
+        # # #
+
+        self.decoder = decoder
+        unmapped: Any = 0
+        stages: list[Any] = [decoder]
+        if not decoder.gives_addresses:
+            self.address = AddressMap(lanes)
+            unmapped = self.address.unmapped
+            stages.append(self.address)
+        self.filter = windows = WindowFilter(lanes)
+        self.trigger = trigger = Trigger(lanes)
+        self.stamp = Stamp(decoder.phases)
+        self.encoder = encoder = Encoder(decoder.phases, lanes)
+        self.fifo = CrossingFIFO(lanes * WORD_BITS + (lanes if lanes > 1 else 0), fifo_depth)
+        self.serializer = LaneSerializer(lanes)
+        self.packer = Packer()
+        self.buffer = buffer = Buffer() if buffer is None else buffer
+        self.source = buffer.source
+
+        # The accesses' way, stage by stage.
+        stages += [windows, trigger, encoder]
+        for before, after in itertools.pairwise(stages):
+            for source, sink in zip(before.sources, after.sinks, strict=True):
+                self.comb += source.connect(sink)
+        self._connect_words(lanes)
+        self._connect_events(unmapped)
+        self._latch_counters()
+        self.comb += [
+            self._wire_version.status.eq(wire.VERSION),
+            self._phases.status.eq(decoder.phases),
+        ]
+
+    def _registers(self) -> None:
+        """Those of the instrument itself."""
         self._control = CSRStorage(
             fields=[
                 CSRField("run", size=1, description="Record; the stream is from START to STOP."),
@@ -109,35 +145,11 @@ class Snooper(LiteXModule):
             " nothing is under way, they are emitted + lost.",
         )
 
-        # # #
-
-        # Cores --------------------------------------------------------------------------------
-
-        self.decoder = decoder
-        unmapped: Any = 0
-        stages: list[Any] = [decoder]
-        if not decoder.gives_addresses:
-            self.address = AddressMap(lanes)
-            unmapped = self.address.unmapped
-            stages.append(self.address)
-        self.filter = windows = WindowFilter(lanes)
-        self.trigger = trigger = Trigger(lanes)
-        self.stamp = stamp = Stamp(decoder.phases)
-        self.encoder = encoder = Encoder(decoder.phases, lanes)
-        self.fifo = fifo = CrossingFIFO(lanes * WORD_BITS + (lanes if lanes > 1 else 0), fifo_depth)
-        self.serializer = serializer = LaneSerializer(lanes)
-        self.packer = packer = Packer()
-        self.buffer = buffer = Buffer() if buffer is None else buffer
-        self.source = buffer.source
-
-        # Chain --------------------------------------------------------------------------------
-
-        stages += [windows, trigger, encoder]
-        for before, after in itertools.pairwise(stages):
-            for source, sink in zip(before.sources, after.sinks, strict=True):
-                self.comb += source.connect(sink)
+    def _connect_words(self, lanes: int) -> None:
+        """From the encoder's words to blocks, and from one clock domain to the other."""
+        encoder, fifo, serializer, packer = self.encoder, self.fifo, self.serializer, self.packer
         self.comb += [
-            encoder.soon.eq(Cat(*(sink.valid for sink in trigger.sinks)) != 0),
+            encoder.soon.eq(Cat(*(sink.valid for sink in self.trigger.sinks)) != 0),
             fifo.din.eq(Cat(*encoder.words, *([encoder.valids] if lanes > 1 else []))),
             fifo.we.eq(encoder.valids != 0),
             serializer.sink.valid.eq(fifo.source.valid),
@@ -145,13 +157,15 @@ class Snooper(LiteXModule):
             serializer.sink.valids.eq(fifo.source.data[lanes * WORD_BITS :] if lanes > 1 else 1),
             fifo.source.ready.eq(serializer.sink.ready),
             serializer.source.connect(packer.sink),
-            packer.source.connect(buffer.sink),
+            packer.source.connect(self.buffer.sink),
             packer.restart.eq(self.restart),
             self._status.fields.open.eq(fifo.source.valid | packer.open),
         ]
 
-        # Control and events -------------------------------------------------------------------
-
+    def _connect_events(self, unmapped: Any) -> None:
+        """What is no access: control, losses, marks. `unmapped`: an access has no address."""
+        decoder, stamp, trigger = self.decoder, self.stamp, self.trigger
+        encoder, fifo, buffer = self.encoder, self.fifo, self.buffer
         errors = Signal(len(Illegal))
         self.flush_pulse = flush = PulseSynchronizer("sys", "snoop")
         self.latch_pulse = latch = PulseSynchronizer("sys", "snoop")
@@ -188,11 +202,12 @@ class Snooper(LiteXModule):
             encoder.one_in.eq(trigger.one_in),
         ]
 
-        # Counters -----------------------------------------------------------------------------
+    def _latch_counters(self) -> None:
+        """Hold the decoder's counters still for the slower reader.
 
-        # `latch` holds them still for the slower reader: first those that matched, so that there
-        # are never more of them than there are accesses.
-        counters, wanted = decoder.counters, latch.o
+        First those that matched, so that there are never more of them than there are accesses.
+        """
+        counters, wanted = self.decoder.counters, self.latch_pulse.o
         for status, number in ((self._matched, MATCHED_COUNT), (self._accesses, ACCESS_COUNT)):
             taking, now, held = Signal(), Signal(), Signal(COUNTER_BITS)
             self.comb += [now.eq(taking & (counters.number == number)), status.status.eq(held)]
@@ -201,7 +216,3 @@ class Snooper(LiteXModule):
                 If(wanted, taking.eq(1)),
             ]
             wanted = now
-        self.comb += [
-            self._wire_version.status.eq(wire.VERSION),
-            self._phases.status.eq(decoder.phases),
-        ]
