@@ -713,7 +713,8 @@ def copy(root: Path) -> None:
     shutil.copytree(
         ROOT / "gateware", root / "gateware", ignore=shutil.ignore_patterns("__pycache__")
     )
-    shutil.copy(ROOT / "pyproject.toml", root)
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
 
 
 def stop(reason: str) -> NoReturn:
