@@ -246,7 +246,10 @@ def record_one(
 
 
 def recorded(session: Path, result: RecordResult, strict: bool) -> int:
-    """Say how a recording ended; the exit status."""
+    """Say how a recording ended; the exit status. Who called sudo gets the session."""
+    from ptat_host.recording.ownership import give_to_caller
+
+    give_to_caller(session)
     size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
     if result.lost:
         print(f"ptat: {session}: lost {result.lost}", file=sys.stderr)
