@@ -3,6 +3,7 @@
 
 import mmap
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,16 @@ def wait_until(done: Callable[[], object]) -> None:
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_first_page_is_what_the_kernel_writes():
+    header = Path(__file__).parents[2] / "kernel-patch/src/include/uapi/linux/ptat.h"
+    body = re.search(r"struct ptat_trap_ring \{\n(.*?)\n\};", header.read_text(), re.S)
+    assert body
+    fields = re.findall(r"__u(\d+) (\w+);", body[1])
+    assert [(name, int(bits) // 8) for bits, name in fields] == [
+        (name, PAGE[name].itemsize) for name in PAGE.names
+    ]
 
 
 class Kernel:

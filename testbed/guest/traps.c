@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/ptat.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -16,15 +17,9 @@
 #define RING_BYTES "/sys/class/misc/ptat/ring_bytes"
 #define POLL_MS	   50
 
-/* The first page of each mapping; see include/uapi/linux/ptat.h of the kernel. */
-struct ring_page {
-	uint64_t head, tail, lost, waits;
-	uint32_t records, record_bytes, data_offset, cpu;
-};
-
 struct ring {
-	struct ring_page *page;
-	struct ring_page last; /* what it was when it was unmapped */
+	struct ptat_trap_ring *page;
+	struct ptat_trap_ring last; /* what it was when it was unmapped */
 	int file;
 	char name[24];
 };
@@ -67,7 +62,7 @@ static bool write_all(int fd, const char *data, size_t size)
 
 static bool drain(struct ring *ring)
 {
-	struct ring_page *page = ring->page;
+	struct ptat_trap_ring *page = ring->page;
 	const char *data = (char *)page + page->data_offset;
 	uint64_t head = __atomic_load_n(&page->head, __ATOMIC_ACQUIRE);
 
@@ -146,13 +141,13 @@ void traps_drain(struct traps *traps, FILE *out)
 	pthread_join(traps->thread, NULL);
 	for (int i = 0; i < traps->count; i++) {
 		struct ring *ring = &traps->rings[i];
-		const struct ring_page *page = traps->is_mapped ? ring->page : &ring->last;
+		const struct ptat_trap_ring *page = traps->is_mapped ? ring->page : &ring->last;
 
 		if (close(ring->file) && !traps->failed)
 			traps->broken(ring->name);
 		/* All that was written: where that failed, some is left in the ring. */
-		fprintf(out, "ring %u %llu %llu %llu\n", page->cpu, (unsigned long long)page->tail,
-			(unsigned long long)page->lost, (unsigned long long)page->waits);
+		fprintf(out, "ring %u %llu %llu %llu\n", page->cpu, page->tail, page->lost,
+			page->waits);
 	}
 }
 

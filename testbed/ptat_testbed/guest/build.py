@@ -24,8 +24,10 @@ VERSION = "6.12"
 """What build.sh builds if not told otherwise."""
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
+KERNEL_HEADERS = SOURCES / "kernel-patch" / "src" / "include" / "uapi"
 INIT_SOURCES = (
     INIT_SOURCE,
+    KERNEL_HEADERS / "linux" / "ptat.h",
     *(INIT_SOURCE.with_name(name) for name in ("traps.c", "traps.h")),
     *(recorder_programs.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")),
 )
@@ -36,7 +38,10 @@ PROTOCOL = SOURCES / "host" / "ptat_host" / "protocol.py"
 BOARD_CONFIG = BOARD / "kernel.config"
 KERNEL_CONFIGS = KERNEL_SCRIPT.parent / "config"
 STUDIES_CONFIG = KERNEL_CONFIGS / "studies.config"
-INIT_FLAGS = ("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror")
+INIT_FLAGS = (
+    *("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror"),
+    f"-I{KERNEL_HEADERS}",
+)
 
 
 @dataclass(frozen=True)
