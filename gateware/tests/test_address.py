@@ -62,7 +62,7 @@ def test_one_definition_of_coordinates():
 
 @st.composite
 def mappings(draw: st.DrawFn) -> Mapping:
-    """Full-rank functions over up to 39 address bits, of any width of bus, with or without a hole."""
+    """Full-rank functions of up to 39 address bits, for any bus, with or without a hole."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     bus_bytes = draw(st.sampled_from(dram.BUS_BYTES))
     low = bus_bytes.bit_length() - 1
