@@ -38,6 +38,7 @@ from ptat_gateware.layouts import Illegal, coordinate_layout
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snoop.ddr4 import CAL_CK, DDR4Decoder
 from ptat_gateware.snoop.decoder import MPR_COUNT, NO_COUNT, UNKNOWN_COUNT, CommandDecoder
+from ptat_gateware.snoop.rate import WINDOW_BITS
 
 DECODERS: dict[str, type[CommandDecoder]] = {"DDR3": DDR3Decoder, "DDR4": DDR4Decoder}
 
@@ -132,12 +133,23 @@ class DecoderBench:
         self.bench = Bench(top, top.inputs, top.outputs, ("snoop", "sys"))
 
     def run(
-        self, setup: Setup, pins: list[Pins], restart: int | None = None, row_age: int = 0
+        self,
+        setup: Setup,
+        pins: list[Pins],
+        restart: int | None = None,
+        row_age: int = 0,
+        slowed: float | None = None,
     ) -> Outcome:
-        """At clock `restart`, the banks are forgotten and the counters cleared."""
+        """At clock `restart`, the banks are forgotten and the counters cleared.
+
+        `slowed`: before the first command, after the registers were written, CK has become slower
+        by this part of itself.
+        """
         assert setup.ranks == self.ranks
         assert len(pins) % self.phases == 0
         self.bench.reset()
+        if slowed is not None:
+            self._slow_down(slowed)
         words = np.array([packed_pins(self.standard, self.ranks, p) for p in pins], np.uint64)
         idle = packed_pins(
             self.standard,
@@ -171,6 +183,22 @@ class DecoderBench:
         columns["ask"][:clocks] = 0
         seen = self.bench.run(np.full(clocks + len(select), 0b11, np.uint8), **columns, **config)
         return self._outcome(seen, clocks, reading)
+
+    def _slow_down(self, part: float) -> None:
+        """Some windows of the RateWatch as it was, then some without a part of the clocks."""
+        rows = 4 << WINDOW_BITS
+        idle = packed_pins(
+            self.standard, self.ranks, Pins(2**self.ranks - 1, 2**self.ranks - 1, *[1] * 4, 0, 0, 0)
+        )
+        columns = {
+            f"pins{phase}": np.full(2 * rows, idle, np.uint64) for phase in range(self.phases)
+        }
+        columns["written"] = np.arange(2 * rows) == 0
+        missing = np.floor(np.arange(2 * rows) * part) != np.floor(
+            np.arange(1, 2 * rows + 1) * part
+        )
+        clocks = np.where(missing & (np.arange(2 * rows) > rows), 0b10, 0b11)
+        self.bench.run(clocks.astype(np.uint8), **columns)
 
     def _outcome(self, seen: dict[str, np.ndarray], clocks: int, reading: int) -> Outcome:
         accesses = []
@@ -569,6 +597,24 @@ def test_noise_closer_than_4_ck(standard: Standard, phases: int) -> None:
         assert got == expected(setup, pins, phases)
         accesses += len(got.accesses)
     assert accesses > 500
+
+
+@needs_verilator
+@pytest.mark.parametrize(
+    ("slowed", "stale"), [(0.0, False), (0.03, False), (0.1, True), (0.8, True)]
+)
+def test_times_are_not_checked_after_ck_has_changed(slowed: float, stale: bool) -> None:
+    """They are in CK, of a CK that is no more. Spread spectrum is no change."""
+    told = Setup(DDR3, 2, t_rcd=11, t_rp=4)
+    controller = Controller(told, DDR3_DLL_OFF_100, random.Random(1), busy_banks=2)
+    pins = stream(controller, 8_000)
+    got = bench_of("DDR3", 4, 2).run(told, pins, slowed=slowed)
+    asked = [access for access in controller.accesses if access.ck < 8_000]
+    assert got.modes == ({"stale"} if stale else set())
+    if stale:
+        assert (got.accesses, got.illegal, got.unknown) == (asked, Counter(), 0)
+    else:
+        assert got.illegal["TRCD"] and got.illegal["BANK_SPACING"]
 
 
 @needs_verilator

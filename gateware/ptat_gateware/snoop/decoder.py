@@ -305,6 +305,11 @@ class CommandDecoder(LiteXModule):
                 *self._mode_fields(),
             ],
         )
+        self._add_count_registers()
+        self._add_times()
+        self._add_row_age()
+
+    def _add_count_registers(self) -> None:
         self._count_select = CSRStorage(
             4,
             description="Which count the next register shows: "
@@ -330,8 +335,8 @@ class CommandDecoder(LiteXModule):
             ],
         )
 
-        # # #
-
+    def _add_times(self) -> None:
+        """Times in CK; once CK has changed they are not checked."""
         fields = self._protocol.fields
         self.mirror, self.burst = fields.mirror, fields.burst
         self.rate = rate = RateWatch()
@@ -347,14 +352,15 @@ class CommandDecoder(LiteXModule):
             *(ok.eq(stale | (fields.t_rp <= distance)) for distance, ok in enumerate(self.gap_ok)),
         ]
 
-        # Every 2^N clocks of `row_age`: rows that were open at the last such time are forgotten.
+    def _add_row_age(self) -> None:
+        """Every 2^N clocks, rows that were open at the last such time are forgotten."""
         self.old_rows_expire = Signal()
         clocks = Signal(2**ROW_AGE_BITS)
         phase, before = Signal(), Signal()
         self.sync.snoop += [
             clocks.eq(clocks + 1),
             # Bit N - 1 falls every 2^N clocks.
-            phase.eq(Array([C(0, 1), *clocks[:-1]])[fields.row_age]),
+            phase.eq(Array([C(0, 1), *clocks[:-1]])[self._protocol.fields.row_age]),
             before.eq(phase),
             self.old_rows_expire.eq(before & ~phase),
         ]
@@ -398,17 +404,11 @@ class CommandDecoder(LiteXModule):
     ) -> tuple[Any, Any]:
         """Fill a command in; the ranks that take part in it, and its bank."""
         code, reserved, bank = self.encoding(pins)
-        ranks = Signal(self.ranks)
-        several = (
-            _any(ranks[i] & ranks[j] for j in range(self.ranks) for i in range(j))
-            if self.ranks > 1
-            else 0
-        )
+        ranks, is_column, mr3, pre = Signal(self.ranks), Signal(), Signal(), Signal()
         # In the clock in which CKE falls a rank may see NOP and REF (it enters self refresh), in
         # that in which it rises NOP.
         was_asleep, at_edge, wrong_at_edge = Signal(), Signal(), Signal()
         selected, present, awake = Signal(), Signal(), Signal()
-        is_column, mr3, ref, pre = Signal(), Signal(), Signal(), Signal()
         self.comb += [
             ranks.eq(~pins.cs_n & (cke_before | pins.cke)),
             was_asleep.eq((ranks & ~cke_before) != 0),
@@ -419,7 +419,6 @@ class CommandDecoder(LiteXModule):
             awake.eq(selected & ~at_edge),
             is_column.eq((code == RD) | (code == WR)),
             mr3.eq((code == MRS) & (bank == MPR_REGISTER)),
-            ref.eq((selected & ~was_asleep & (code == REF)) | (awake & mr3)),
             pre.eq(code == PRE),
         ]
         # For timing, no term here waits for more than it must: of those reserved are only codes
@@ -428,7 +427,7 @@ class CommandDecoder(LiteXModule):
         kinds = {
             "act": awake & (code == ACT) & ~reserved,
             "pre": awake & pre,
-            "ref": ref,
+            "ref": (selected & ~was_asleep & (code == REF)) | (awake & mr3),
             "column": awake & is_column,
             "reserved": present & (reserved | wrong_at_edge),
         }
@@ -439,19 +438,26 @@ class CommandDecoder(LiteXModule):
             command.write.eq(code == WR),
             command.mrs.eq(awake & (code == MRS) & ~reserved),
             command.mr3.eq(mr3),
-            command.several.eq(((code == ACT) | is_column) & several),
+            command.several.eq(((code == ACT) | is_column) & self._several(ranks)),
             command.every_bank.eq(
                 reserved | wrong_at_edge | (code == REF) | mr3 | (pre & pins.a[10])
             ),
             command.bank.eq(bank),
             command.a.eq(pins.a),
         ]
+        self._compare(command, ranks, bank, earlier)
+        return ranks, bank
+
+    @staticmethod
+    def _several(ranks: Any) -> Any:
+        return _any([C(0), *(ranks[i] & ranks[j] for j in range(len(ranks)) for i in range(j))])
+
+    def _compare(self, command: Any, ranks: Any, bank: Any, earlier: list[tuple[Any, Any]]) -> None:
         for index, (other_ranks, other_bank) in enumerate(earlier[: WINDOW_CK - 1]):
             self.sync.snoop += [
                 command.same_rank[index].eq((ranks & other_ranks) != 0),
                 command.same_bank[index].eq(bank == other_bank),
             ]
-        return ranks, bank
 
     # Stage B: the 4 CK around each command ------------------------------------------------------
 
