@@ -63,7 +63,7 @@ BARE = "snooper"
 ACORN = "acorn"
 ECPIX5_SOC = "ecpix5_soc"
 FT601_SOC = "ft601_soc"
-BUDGET = {"lut": 3500, "ff": 2500}  # of the bare snooper
+BUDGET = {"lut": 4000, "ff": 2600}  # of the bare snooper
 
 
 class BuildError(Exception):

@@ -22,6 +22,7 @@ from ptat_host.calibration import (
     known_reads,
     mirroring,
     saved_mapping,
+    spd,
 )
 from ptat_host.cli import main
 from ptat_host.protocol import Command, Frame, Status
@@ -152,6 +153,7 @@ def start(monkeypatch, tmp_path) -> Iterator:
     monkeypatch.setattr(live_lock, "LOCK", tmp_path / "lock")
     monkeypatch.setattr(live_machine, "checks", lambda: [])
     monkeypatch.setattr(known_reads, "region", lambda: REGION)
+    monkeypatch.setattr(spd, "installed", lambda: [])
 
     def run(machine: Machine, number: int) -> list[Link]:
         machine.links = [Link(machine, i) for i in range(number)]
@@ -319,6 +321,19 @@ def test_a_bus_that_the_decoder_is_not_set_up_for_is_refused(start, capsys):
     assert main(["calibrate", "--reads", "20"]) != 0
     said = capsys.readouterr().err
     assert "100 illegal commands for 900 accesses" in said and "CAL" in said
+
+
+def test_modules_that_cannot_be_decoded_are_refused(start, capsys, monkeypatch, tmp_path):
+    """One of them may be another channel's; all of them cannot be."""
+    start(Machine("ivy-bridge", 1), 1)
+    lrdimm, udimm = tmp_path / "0-0050", tmp_path / "0-0051"
+    lrdimm.write_bytes(bytes([0, 0, 0x0C, 4]) + bytes(508))
+    udimm.write_bytes(bytes([0, 0, 0x0C, 2]) + bytes(508))
+    monkeypatch.setattr(spd, "installed", lambda: [lrdimm])
+    assert main(["calibrate", "--reads", "20"]) != 0
+    assert "LRDIMM" in capsys.readouterr().err
+    monkeypatch.setattr(spd, "installed", lambda: [lrdimm, udimm])
+    assert main(["calibrate", "--reads", "20"]) == 0
 
 
 def test_the_board_is_told_what_the_controller_does_with_mirrored_ranks(start, capsys):

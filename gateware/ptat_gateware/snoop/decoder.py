@@ -115,7 +115,7 @@ NO_COUNT = 15
 
 
 def _any(signals: Iterable[Any]) -> Any:
-    return reduce(or_, signals)
+    return reduce(or_, signals, C(0))
 
 
 def _chosen(one_hot: Any, values: Iterable[Any]) -> Any:
@@ -450,7 +450,7 @@ class CommandDecoder(LiteXModule):
 
     @staticmethod
     def _several(ranks: Any) -> Any:
-        return _any([C(0), *(ranks[i] & ranks[j] for j in range(len(ranks)) for i in range(j))])
+        return _any(ranks[i] & ranks[j] for j in range(len(ranks)) for i in range(j))
 
     def _compare(self, command: Any, ranks: Any, bank: Any, earlier: list[tuple[Any, Any]]) -> None:
         for index, (other_ranks, other_bank) in enumerate(earlier[: WINDOW_CK - 1]):
@@ -606,34 +606,18 @@ class CommandDecoder(LiteXModule):
         ]
         result: list[list[Any]] = []
         for phase, (command, why) in enumerate(zip(group, whys, strict=True)):
-            after_ref = _any(
-                [C(0), *(meets[first, phase] & group[first].ref for first in range(phase))]
-            )
-            doubtful = command.pre & ~after_ref
-            result.append([])
+            after_ref = _any(meets[first, phase] & group[first].ref for first in range(phase))
+            fine, doubtful = why == 0, command.pre & ~after_ref
+            by_rank = []
             for rank in range(self.ranks):
                 overruled = _any(
-                    [
-                        C(0),
-                        *(
-                            refused_all[later] & group[later].ranks[rank]
-                            for later in range(phase + 1, len(group))
-                        ),
-                    ]
+                    refused_all[later] & group[later].ranks[rank]
+                    for later in range(phase + 1, len(group))
                 )
-                fine = why == 0
-                result[-1].append(
-                    self._delayed(
-                        Cat(
-                            command.pre & fine & ~overruled,
-                            doubtful & ~fine,
-                            ~doubtful & ~fine,
-                        )
-                    )
-                )
+                closes = command.pre & fine & ~overruled
+                by_rank.append(self._delayed(Cat(closes, doubtful & ~fine, ~doubtful & ~fine)))
+            result.append(by_rank)
         return result
-
-    # Stages B to D ------------------------------------------------------------------------------
 
     @staticmethod
     def _grouped(phases: list[Any]) -> list[list[Any]]:
@@ -946,7 +930,7 @@ class CommandDecoder(LiteXModule):
         """Which kinds of illegal commands there were, in the clock of F."""
         seen = []
         for kind in Illegal:
-            happened = _any(events.get(kind, [C(0)]))
+            happened = _any(events.get(kind, []))
             if kind in REFUSED_BY_WINDOW:
                 early = _any(why[REFUSED_BY_WINDOW.index(kind)] for why in refused)
                 for _ in range(3):

@@ -369,6 +369,9 @@ class BoardSet:
         from ptat_parser.capture.reader import BusReader
 
         live_machine.require()
+        modules = module_checks()
+        if modules and not any(module.ok for module in modules):
+            raise BoardError(modules[0].detail, modules[0].hint or "")
         base, size_bytes = known_reads.region()
         addresses = known_reads.chosen(base, size_bytes, request.addresses, request.seed)
         times = request.reads or READS
