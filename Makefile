@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect kernel-series kernel-deb test-kernels \
-	kernel plugin check-exact check-trap check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
+	kernel plugin check-exact check-trap check-decoder check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
 	calibrate bench-boards first-report study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo 'make golden           accept what the reports print now'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
 	@echo 'make check-trap       each trapped TLB miss against QEMU'"'"'s own walks; SIZE=small|full'
+	@echo 'make check-decoder    the snooper on buses of controllers that it was not written for'
 	@echo 'make check-hugepages  what larger pages save, predicted and measured'
 	@echo 'make kernel-exercise  all that changes page tables, untraced and traced; WORDS=…'
 	@echo 'make kernel-reclaim   major faults of a traced process under memory pressure'
@@ -112,6 +113,7 @@ test-suite: docs man
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
 	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=25
+	$(MAKE) check-decoder
 	$(MAKE) first-report
 	$(MAKE) test-exact
 	$(MAKE) test-studies
@@ -190,6 +192,10 @@ check-exact: setup .venv/gateware-ready
 # Each trapped miss is a walk of QEMU's own TLB, and each walk a record; SIZE=small
 check-trap: setup packages-kernel
 	@$(PYTHON) -m ptat_testbed.suites.check_trap $(if $(filter small,$(SIZE)),--small)
+
+# Sleeping ranks, posted commands, slow clocks, mirroring, CAL, what is refused: a line for each.
+check-decoder: packages .venv/gateware-ready
+	@$(PYTHON) gateware/tests/check_decoder.py
 
 check-hugepages: setup
 	@$(PYTHON) -m ptat_testbed.suites.check_hugepages

@@ -188,6 +188,17 @@ static uint8_t set_matrix(struct control *control, struct exchange *exchange)
 	return PTAT_PROTO_STATUS_OK;
 }
 
+static uint8_t set_mirror(struct control *control, struct exchange *exchange)
+{
+	uint32_t ranks;
+
+	memcpy(&ranks, exchange->payload, sizeof(ranks));
+	if (ranks >> PTAT_PROTO_RANKS_MAX)
+		return PTAT_PROTO_STATUS_BAD_ARGUMENT;
+	control->hw->set_mirror(control->hw->context, ranks);
+	return PTAT_PROTO_STATUS_OK;
+}
+
 static uint8_t health(struct control *control, struct exchange *exchange)
 {
 	exchange->answer.health.temperature_mc = PTAT_PROTO_NO_TEMPERATURE;
@@ -253,6 +264,8 @@ static const struct {
 	[PTAT_PROTO_COMMAND_READ_EYES] = { read_eyes, PTAT_PROTO_EYES_REQUEST_BYTES, FOR_ALL },
 	[PTAT_PROTO_COMMAND_CALIBRATE] = { run_calibration, 0, WHILE_IDLE },
 	[PTAT_PROTO_COMMAND_HEARTBEAT] = { heartbeat, 0, 0 },
+	[PTAT_PROTO_COMMAND_SET_MIRROR] = { set_mirror, PTAT_PROTO_MIRROR_REQUEST_BYTES,
+					    WHILE_IDLE },
 };
 
 static bool is_busy(const struct control *control)

@@ -31,6 +31,9 @@ struct hardware {
 	void (*set_sample)(void *context, uint32_t one_in);
 	void (*set_window)(void *context, unsigned int index, struct ptat_proto_window window);
 
+	/* Ranks (a bit each) for which the controller swaps the pins of data commands. */
+	void (*set_mirror)(void *context, uint32_t ranks);
+
 	/*
 	 * Address mapping: value number `index` of the tables, then the remapping.
 	 * set_mapped(false) comes before the first change, set_mapped(true) after the last.

@@ -139,6 +139,14 @@ static void set_window(void *context, unsigned int index, struct ptat_proto_wind
 	csr_write_simple(window.use, WINDOW(index, CONTROL));
 }
 
+static void set_mirror(void *context, uint32_t ranks)
+{
+	uint32_t mask = (1u << CSR_SNOOPER_DECODER_PROTOCOL_MIRROR_SIZE) - 1;
+
+	/* The field is the register's lowest. */
+	snooper_decoder_protocol_write((snooper_decoder_protocol_read() & ~mask) | (ranks & mask));
+}
+
 static void set_mapped(void *context, bool mapped)
 {
 	snooper_address_control_write(mapped ? BIT(SNOOPER_ADDRESS_CONTROL_PROGRAMMED) : 0);
@@ -263,6 +271,7 @@ const struct hardware board_hardware = {
 	.set_sample = set_sample,
 	.set_window = set_window,
 	.table_slice_bits = ADDRESS_SLICE_BITS,
+	.set_mirror = set_mirror,
 	.set_mapped = set_mapped,
 	.set_table = set_table,
 	.set_remap = set_remap,

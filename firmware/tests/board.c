@@ -58,6 +58,12 @@ static void set_window(void *context, unsigned int index, struct ptat_proto_wind
 	((struct board *)context)->windows[index] = window;
 }
 
+static void set_mirror(void *context, uint32_t ranks)
+{
+	assert(!((struct board *)context)->recording);
+	((struct board *)context)->mirror = ranks;
+}
+
 static void set_mapped(void *context, bool mapped)
 {
 	((struct board *)context)->mapped = mapped;
@@ -135,6 +141,7 @@ void board_init(struct board *board)
 		.set_sample = set_sample,
 		.set_window = set_window,
 		.table_slice_bits = BOARD_SLICE_BITS,
+		.set_mirror = set_mirror,
 		.set_mapped = set_mapped,
 		.set_table = set_table,
 		.set_remap = set_remap,

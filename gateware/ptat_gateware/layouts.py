@@ -31,10 +31,10 @@ PHASES_PER_LANE = 4  # tCCD of JESD79-3F, tCCD_S of JESD79-4
 class Illegal(enum.IntEnum):
     """What a decoder refuses; value: bit of ``illegal_layout.code`` and index of its counter."""
 
-    COMMAND = 0  # reserved encoding, or a command while CKE is low
+    COMMAND = 0  # reserved encoding, at an edge of CKE, or in a mode that is not decoded
     RANKS = 1  # ACT, RD or WR to several ranks at once
     COLUMN_SPACING = 2  # column command within 4 CK of the previous one
-    BANK_SPACING = 3  # command to a bank (or ACT to a rank) within 4 CK of the previous one
+    BANK_SPACING = 3  # within 4 CK of another to the bank, but for what JEDEC allows; or two ACTs
     CLOSED = 4  # RD or WR to a closed bank
     OPEN = 5  # ACT to an open bank
     REFRESH = 6  # REF to a rank with open banks

@@ -5,6 +5,18 @@ Written from the standards and from docs/gateware.md, not from the gateware, for
 time: `Monitor` says what a passive observer must conclude, `Controller` makes random streams that
 respect all timing of a speed bin. JESD79-3F is DDR3, JESD79-4 is DDR4; the parameters are those
 of the tables "Timing Parameters by Speed Bin" and "Speed Bins and Operating Conditions".
+
+The CKE truth table (JESD79-3F table 7; JESD79-4, "CKE Truth Table") decides whether a rank takes
+part in a clock, from CKE in the clock before and in this one:
+
+======  ====  ==========================================================================
+before  this  command
+======  ====  ==========================================================================
+high    high  any
+high    low   NOP or DES (power-down entry), REF (self-refresh entry)
+low     low   X: power-down or self refresh goes on; all pins but CKE may float
+low     high  NOP or DES (exit)
+======  ====  ==========================================================================
 """
 
 from __future__ import annotations
@@ -12,7 +24,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 # Pins -------------------------------------------------------------------------------------------
@@ -69,6 +81,8 @@ DDR4_TRUTH = {
 }
 
 COLUMN_COMMANDS = {"RD", "RDA", "WR", "WRA"}
+PRECHARGES = {"PRE", "PREA"}
+CAL_CK = (0, 3, 4, 5, 6, 8)  # JESD79-4, MR4 A8:6
 
 
 @dataclass(frozen=True)
@@ -171,9 +185,17 @@ class Setup:
 
     standard: Standard
     ranks: int
-    mirror: int = 0
+    mirror: int = 0  # ranks for which the controller swaps the pins of data commands
     burst: int = 0  # MR0 A1:0
     t_rcd: int = 0
+    t_rp: int = 4
+    cal: int = 0  # CS_n comes this many CK before its command
+    mirror_mrs: int | None = None  # ranks with swapped wires; None: those of `mirror`
+
+    @property
+    def wired(self) -> int:
+        """Ranks whose wires are swapped: of these, each controller swaps the pins of MRS."""
+        return self.mirror if self.mirror_mrs is None else self.mirror_mrs
 
 
 @dataclass
@@ -185,9 +207,13 @@ class Monitor:
     illegal: Counter[str] = field(default_factory=Counter)
     illegal_at: dict[int, set[str]] = field(default_factory=dict)
     unknown: int = 0
+    mpr_reads: int = 0
 
     def __post_init__(self) -> None:
         standard = self.setup.standard
+        self._mpr = [False] * self.setup.ranks
+        self._bus_cal: int | None = None  # as MR4 was last written
+        self._gear_down = False
         # Per rank and bank: "unknown", "closed" or _Open.
         self._banks: list[list[str | _Open]] = [
             ["unknown"] * standard.banks for _ in range(self.setup.ranks)
@@ -203,26 +229,51 @@ class Monitor:
         """Take the levels at clock `ck`; every clock with a rank selected or a change of CKE."""
         standard = self.setup.standard
         cke_before, self._cke_before = self._cke_before, pins.cke
-        ranks = [rank for rank in range(self.setup.ranks) if not pins.cs_n >> rank & 1]
         name = standard.command(pins)
+        ranks = []
+        nonsense = name == "RFU"
+        for rank in range(self.setup.ranks):
+            before, now = cke_before >> rank & 1, pins.cke >> rank & 1
+            if pins.cs_n >> rank & 1 or not (before or now):
+                continue
+            ranks.append(rank)
+            allowed = {(1, 0): {"NOP", "REF"}, (0, 1): {"NOP"}}.get((before, now))
+            nonsense |= allowed is not None and name not in allowed
         if not ranks or name == "NOP":
             return
-
-        # JESD79-3F table 7 (CKE truth table): a command needs CKE high before and now, but the
-        # entry of self refresh is a REF with CKE falling.
-        awake = all(
-            cke_before >> rank & 1 and (pins.cke >> rank & 1 or name == "REF") for rank in ranks
-        )
-        nonsense = not awake or name == "RFU"
         if standard is DDR3 and name == "MRS" and pins.ba & 4:
             nonsense = True  # BA2 must be 0: there are four mode registers
+        if name == "MRS" and not nonsense:
+            wired = any(self.setup.wired >> rank & 1 for rank in ranks)
+            name = self._mode(standard.mirrored(pins) if wired else pins)
         if not nonsense and name in {"MRS", "ZQCS", "ZQCL"}:
             return
+        self._take(ck, "nonsense" if nonsense else name, ranks, pins)
 
-        everywhere = nonsense or name in {"PREA", "REF"}
+    def _mode(self, pins: Pins) -> str:
+        """Take a mode register's value; "MR3" for the one that must find all banks idle.
+
+        MR3 A2 turns MPR reads on. On DDR4, MR3 A3 is gear-down and MR4 A8:6 is CAL.
+        """
+        register = pins.bg << 2 | pins.ba
+        if self.setup.standard is DDR4:
+            if register == 3:
+                self._gear_down = bool(pins.a >> 3 & 1)
+            if register == 4:
+                self._bus_cal = (*CAL_CK, -1, -1)[pins.a >> 6 & 7]
+        return "MR3" if register == 3 else "MRS"
+
+    @property
+    def mode_refused(self) -> bool:
+        """The bus is in a mode that the observer is not set up for."""
+        return self._gear_down or self._bus_cal not in (None, self.setup.cal)
+
+    def _take(self, ck: int, name: str, ranks: list[int], pins: Pins) -> None:
+        standard = self.setup.standard
+        everywhere = name in {"PREA", "REF", "MR3", "nonsense"}
         bank_pins = None if everywhere else pins.bg << standard.bank_bits | pins.ba
-        reason = self._against_neighbours(ck, name, ranks, bank_pins, nonsense)
-        self._recent.append((ck, "nonsense" if nonsense else name, ranks, bank_pins))
+        reason = self._against_neighbours(ck, name, ranks, bank_pins)
+        self._recent.append((ck, name, ranks, bank_pins))
         if reason:
             self._refuse(ck, reason)
         for rank in ranks:
@@ -238,32 +289,43 @@ class Monitor:
                 state[bank] = "closed"
             elif name == "PREA":
                 state[:] = ["closed"] * standard.banks
-            elif name == "REF":
+            elif name in {"REF", "MR3"}:
                 if any(isinstance(bank_state, _Open) for bank_state in state):
                     self._refuse(ck, "REFRESH")
                 state[:] = ["unknown" if isinstance(s, _Open) else s for s in state]
+                if name == "MR3":
+                    self._mpr[rank] = bool(pins.a >> 2 & 1)
             else:
                 self._column(ck, name, rank, state, bank, wired)
 
     def _against_neighbours(
-        self, ck: int, name: str, ranks: list[int], bank_pins: int | None, nonsense: bool
+        self, ck: int, name: str, ranks: list[int], bank_pins: int | None
     ) -> str | None:
-        if nonsense:
+        if name == "nonsense":
             return "COMMAND"
         if len(ranks) > 1 and (name == "ACT" or name in COLUMN_COMMANDS):
             return "RANKS"
         recent = [entry for entry in self._recent if ck - entry[0] < 4]
         if name in COLUMN_COMMANDS and any(entry[1] in COLUMN_COMMANDS for entry in recent):
             return "COLUMN_SPACING"
-        precharge = {"PRE", "PREA"}
-        for _, other, other_ranks, other_pins in recent:
+        activated = False  # since the neighbour that is looked at
+        for at, other, other_ranks, other_pins in reversed(recent):
             same_bank = bank_pins is None or other_pins is None or bank_pins == other_pins
             if not set(ranks) & set(other_ranks):
                 continue
-            if same_bank and not (name in precharge and other in precharge):
-                return "BANK_SPACING"
             if name == other == "ACT":
                 return "BANK_SPACING"
+            if not same_bank:
+                continue
+            precharged = other in PRECHARGES
+            allowed = (
+                (precharged and name in PRECHARGES)
+                or (precharged and name in {"ACT", "REF", "MR3"} and ck - at >= self.setup.t_rp)
+                or (name in COLUMN_COMMANDS and (other == "ACT" or (precharged and activated)))
+            )
+            if not allowed:
+                return "BANK_SPACING"
+            activated |= other == "ACT"
         return None
 
     def _activate(self, ck: int, state: list[str | _Open], bank: int, pins: Pins) -> None:
@@ -280,7 +342,9 @@ class Monitor:
         self, ck: int, name: str, rank: int, state: list[str | _Open], bank: int, pins: Pins
     ) -> None:
         is_open = state[bank]
-        if is_open == "unknown":
+        if not isinstance(is_open, _Open) and self._mpr[rank]:
+            self.mpr_reads += 1
+        elif is_open == "unknown":
             self.unknown += 1
         elif not isinstance(is_open, _Open):
             self._refuse(ck, "CLOSED")
@@ -289,6 +353,11 @@ class Monitor:
             self._refuse(ck, "TRCD")
             state[bank] = "unknown"
         else:
+            if name.endswith("A"):
+                state[bank] = "closed"
+            if self.mode_refused:
+                self._refuse(ck, "COMMAND")
+                return
             standard = self.setup.standard
             column = sum((pins.a >> pin & 1) << i for i, pin in enumerate(standard.column_pins))
             on_the_fly_4 = self.setup.burst == 1 and not pins.a >> 12 & 1
@@ -304,8 +373,6 @@ class Monitor:
                     column // words * words,
                 )
             )
-            if name.endswith("A"):
-                state[bank] = "closed"
 
 
 # Controller -------------------------------------------------------------------------------------
@@ -333,6 +400,7 @@ class Timing:
     cwl: int
     t_mod: int = 12
     t_zqcs: int = 64
+    al: int = 0  # additive latency: a posted RD or WR may come sooner after ACT by this
 
     @property
     def t_rc(self) -> int:
@@ -346,6 +414,14 @@ DDR3_800E = Timing(6, 6, 15, 4, 4, 20, 4, 4, 4, 4, 4, 6, 44, 3, 6, 5)
 DDR3_1600K = Timing(11, 11, 28, 6, 6, 32, 4, 4, 6, 6, 6, 12, 88, 5, 11, 8)
 DDR4_1600L = Timing(12, 12, 28, 5, 4, 20, 5, 4, 6, 2, 6, 12, 128, 5, 12, 9, t_mod=24)
 DDR4_3200AA = Timing(22, 22, 52, 8, 4, 34, 8, 4, 12, 4, 12, 24, 256, 10, 22, 16, t_mod=24)
+
+# With posted CAS: AL is CL - 1 (MR1 A4:3), so that RD may follow ACT in the next CK.
+DDR3_1600K_AL = replace(DDR3_1600K, al=10)
+DDR4_1600L_AL = replace(DDR4_1600L, al=11)
+
+# DLL off: tRCD and tRP of 13.75 ns and tRAS of 35 ns at 100 and 67 MHz; CL and CWL are 6.
+DDR3_DLL_OFF_100 = Timing(2, 2, 4, 4, 4, 16, 4, 4, 4, 4, 4, 2, 12, 3, 6, 6)
+DDR3_DLL_OFF_67 = Timing(1, 1, 3, 4, 4, 16, 4, 4, 4, 4, 4, 1, 8, 3, 6, 6)
 
 BURST_CK = 4  # a burst of 8; one chopped on the fly blocks the bus as long
 TURN_CK = 2  # between bursts of different ranks or directions
@@ -379,12 +455,20 @@ class Controller:
 
     ``two_t``: address and command pins are driven for two clocks, and CS_n selects in the second.
     So no command may follow another in the next clock.
+
+    ``busy_banks``: how many banks of a rank are used; few make close sequences to a bank common.
     """
 
     def __init__(
-        self, setup: Setup, timing: Timing, rng: random.Random, two_t: bool = False
+        self,
+        setup: Setup,
+        timing: Timing,
+        rng: random.Random,
+        two_t: bool = False,
+        busy_banks: int | None = None,
     ) -> None:
         self.two_t = two_t
+        self.busy_banks = busy_banks or setup.standard.banks
         self.setup = setup
         self.timing = timing
         self.rng = rng
@@ -421,7 +505,8 @@ class Controller:
         for rank in ranks:
             cs_n &= ~(1 << rank)
         pins = Pins(self._cke, cs_n, act_n, ras_n, cas_n, we_n, group, bank, a)
-        return self.setup.standard.mirrored(pins) if self.setup.mirror >> ranks[0] & 1 else pins
+        swapped = self.setup.wired if name == "MRS" else self.setup.mirror
+        return self.setup.standard.mirrored(pins) if swapped >> ranks[0] & 1 else pins
 
     def _a(self) -> int:
         return self.rng.getrandbits(16 if self.setup.standard is DDR3 else 14)
@@ -465,7 +550,7 @@ class Controller:
     def _wish_bank(self) -> Iterator[tuple[int, Pins]]:
         rng, timing, standard = self.rng, self.timing, self.setup.standard
         rank = rng.randrange(self.setup.ranks)
-        bank = rng.randrange(standard.banks)
+        bank = rng.randrange(self.busy_banks)
         times = self._ranks[rank]
         own = times.banks[bank]
         group, address = bank >> standard.bank_bits, bank & (1 << standard.bank_bits) - 1
@@ -475,7 +560,7 @@ class Controller:
             if ck is None:
                 return
             own.row = rng.getrandbits(standard.row_bits)
-            own.column = ck + timing.t_rcd
+            own.column = ck + max(1, timing.t_rcd - timing.al)
             own.precharge = ck + timing.t_ras
             own.act = ck + timing.t_rc
             times.four_acts.append(ck)
@@ -503,7 +588,7 @@ class Controller:
             a = self._a()
             row = own.row
             end = ck + timing.cwl + BURST_CK + timing.t_wr if write else ck + timing.t_rtp
-            own.precharge = max(own.precharge, end)
+            own.precharge = max(own.precharge, end + timing.al)
             if name.endswith("A"):
                 self._close(rank, own, own.precharge)
                 times.auto_precharge = max(times.auto_precharge, own.precharge)
@@ -549,8 +634,12 @@ class Controller:
         ck = self._take(earliest, patience=300)
         if ck is None:
             return
-        bank = self.rng.randrange(4)  # BA2 of MRS must be 0
-        yield self._issue(ck, name, chosen, self.rng.getrandbits(2), bank, self._a())
+        group, bank, a = self.rng.getrandbits(2), self.rng.randrange(4), self._a()
+        if name == "MRS":  # BA2 must be 0; MPR and gear-down stay off, CAL as it is
+            group &= 1
+            a &= ~{3: 0b1100, 4: 0b1_1100_0000}.get(group << 2 | bank, 0)
+            a |= CAL_CK.index(self.setup.cal) << 6 if group << 2 | bank == 4 else 0
+        yield self._issue(ck, name, chosen, group, bank, a)
         for rank in chosen:
             self._ranks[rank].any_command = ck + busy
 
@@ -558,10 +647,14 @@ class Controller:
         """Power-down with whatever is open, or self refresh of an idle rank."""
         rank = self.rng.randrange(self.setup.ranks)
         times = self._ranks[rank]
-        self_refresh = self._idle(rank) and self.rng.random() < 0.5
+        if self.rng.random() < 0.3:
+            yield from self._wish_precharge_all([rank])
+        self_refresh = self._idle(rank) and self.rng.random() < 0.7
         earliest = times.all_closed if self_refresh else 0
         # Not while a burst or an auto-precharge of the rank is under way.
-        earliest = max(earliest, times.auto_precharge, times.last_command + self.timing.cl + 8)
+        earliest = max(
+            earliest, times.auto_precharge, times.last_command + self.timing.al + self.timing.cl + 8
+        )
         ck = self._take(max(earliest, times.any_command), patience=300)
         if ck is None:
             return
@@ -657,17 +750,27 @@ class Controller:
 
 
 def stream(controller: Controller, clocks: int) -> list[Pins]:
-    """The pins at each of `clocks` clocks; levels are random while nothing is selected."""
+    """The pins at each of `clocks` clocks; levels are random while nothing is selected.
+
+    Of a rank that is asleep CS_n is random, too: it may float.
+    """
     result: list[Pins] = []
+    everyone = (1 << controller.setup.ranks) - 1
     for ck, pins in controller:
-        before = result[-1].cke if result else (1 << controller.setup.ranks) - 1
+        before = result[-1].cke if result else everyone
         while len(result) < min(ck, clocks):
             result.append(controller.deselected()._replace(cke=before))
         if len(result) >= clocks:
             break
-        if controller.two_t and result and pins.cs_n != (1 << controller.setup.ranks) - 1:
+        if controller.two_t and result and pins.cs_n != everyone:
             first = result[-1]
-            assert first.cs_n == (1 << controller.setup.ranks) - 1
+            assert first.cs_n == everyone
             result[-1] = pins._replace(cs_n=first.cs_n, cke=first.cke)
         result.append(pins)
+    cke_before = everyone
+    for at, pins in enumerate(result):
+        asleep = everyone & ~(cke_before | pins.cke)
+        floating = controller.rng.getrandbits(controller.setup.ranks) & asleep
+        result[at] = pins._replace(cs_n=pins.cs_n & ~floating)
+        cke_before = pins.cke
     return result

@@ -32,6 +32,16 @@ ADDRESS = "test_address.py::test_as_the_host_says"
 FILTER = "test_filter.py::test_each_access_at_the_edges"
 BLOCKS = "test_packer.py::test_words_to_blocks[0.3-1.0-32]"
 TWO_T = "test_decoder.py::test_2t[DDR4-4-4-1]"
+ASLEEP = "test_decoder.py::test_a_sleeping_rank_keeps_its_rows_and_hides_no_other"
+POSTED = "test_decoder.py::test_commands_closer_than_4_ck[False-DDR3-4-10-11]"
+CLOSE = "test_decoder.py::test_noise_closer_than_4_ck[4-DDR3]"
+CHANGED = "test_decoder.py::test_times_are_not_checked_after_ck_has_changed[0.8-True]"
+SPREAD = "test_decoder.py::test_times_are_not_checked_after_ck_has_changed[0.03-False]"
+AGE = "test_decoder.py::test_a_row_is_forgotten_when_no_act_confirms_it"
+MPR = "test_decoder.py::test_reads_of_the_multi_purpose_register_are_no_accesses[DDR3]"
+CAL = "test_decoder.py::test_command_address_latency[4-4]"
+GEAR_DOWN = "test_decoder.py::test_modes_that_are_not_decoded_are_refused_by_name[gear-down-False]"
+OTHER_CAL = "test_decoder.py::test_modes_that_are_not_decoded_are_refused_by_name[CAL-True]"
 SPARSE = "test_snooper.py::test_sparse_traffic[4-32]"
 TLP_REQUESTS = "test_pcie_tlp.py::test_requests_as_the_specification_lays_them_out"
 TLP_COMPLETIONS = "test_pcie_tlp.py::test_completions_as_the_specification_lays_them_out"
@@ -71,8 +81,8 @@ FAULTS = [
     Fault(
         "PREA closes one bank",
         "snoop/decoder.py",
-        "((code == PRE) & pins.a[10])",
-        "0",
+        "mr3 | (pre & pins.a[10])",
+        "mr3",
         DDR3,
     ),
     Fault(
@@ -87,8 +97,8 @@ FAULTS = [
     Fault(
         "auto-precharge ignored",
         "snoop/decoder.py",
-        "Mux(command.a[10], OP_COLUMN_AP, OP_COLUMN)",
-        "OP_COLUMN",
+        "lane.column.a[10], following.eq(CLOSED)",
+        "0, following.eq(CLOSED)",
         DDR3,
     ),
     Fault(
@@ -108,14 +118,14 @@ FAULTS = [
     Fault(
         "state not forwarded within a clock",
         "snoop/decoder.py",
-        "found[rank].eq(Array(now[rank])",
-        "found[rank].eq(Array(state[rank])",
+        "self._found(number, lane, rank, now, mpr_now)",
+        "self._found(number, lane, rank, state[rank], mpr_now)",
         DDR3_8,
     ),
     Fault(
         "row not forwarded within a clock",
         "snoop/decoder.py",
-        "written = table < lane",
+        "written = table <= lane",
         "written = False",
         DDR3_8,
     ),
@@ -136,22 +146,22 @@ FAULTS = [
     Fault(
         "column commands 3 CK apart let through",
         "snoop/decoder.py",
-        "window[phase : phase + 3]",
-        "window[phase + 1 : phase + 3]",
+        "window[phase : phase + WINDOW_CK - 1]",
+        "window[phase + 1 : phase + WINDOW_CK - 1]",
         DDR3,
     ),
     Fault(
         "REF leaves open banks open",
         "snoop/decoder.py",
-        "OP_REF: following.eq(Mux(opened, UNKNOWN, state))",
-        "OP_REF: following.eq(state)",
+        "doubtful | (legal.refs[rank] & opened)",
+        "doubtful",
         NOISE,
     ),
     Fault(
         "closed banks are read",
         "snoop/decoder.py",
-        "legal & state_then[1] & ~early),",
-        "legal & (state_then != UNKNOWN) & ~early),",
+        "in_time = legal & state[1] &",
+        "in_time = legal & (state != UNKNOWN) &",
         DDR3,
     ),
     Fault(
@@ -164,22 +174,22 @@ FAULTS = [
     Fault(
         "CKE ignored",
         "snoop/decoder.py",
-        "present & (reserved | asleep)),",
-        "present & reserved),",
+        "present & (reserved | wrong_at_edge)",
+        "present & reserved",
         DDR3,
     ),
     Fault(
         "REF with open banks not counted",
         "snoop/decoder.py",
-        "legal_refs_d[lane][rank] & any_open",
-        "0 & any_open",
+        "legal.refs[rank] & _any(left_open)",
+        "0 & _any(left_open)",
         NOISE,
     ),
     Fault(
         "errors reported a clock early",
         "snoop/decoder.py",
-        "for _ in range(clocks + 1):",
-        "for _ in range(clocks):",
+        "for _ in range(3):",
+        "for _ in range(2):",
         DDR3,
     ),
     Fault(
@@ -213,16 +223,135 @@ FAULTS = [
     Fault(
         "banks not forgotten",
         "snoop/decoder.py",
-        ", If(self.forget, bank.eq(UNKNOWN))",
-        "",
+        "self.forget | (self.old_rows_expire & bank[1] & old)",
+        "self.old_rows_expire & bank[1] & old",
         RESTART,
     ),
     Fault(
         "the first clock of a command in 2T is one, too",
         "snoop/decoder.py",
-        "selected.eq(pins.cs_n != 2**self.ranks - 1)",
+        "selected.eq(ranks != 0)",
         "selected.eq(1)",
         TWO_T,
+    ),
+    Fault(
+        "a sleeping rank is heard",
+        "snoop/decoder.py",
+        "ranks.eq(~pins.cs_n & (cke_before | pins.cke))",
+        "ranks.eq(~pins.cs_n)",
+        ASLEEP,
+    ),
+    Fault(
+        "posted column commands refused",
+        "snoop/decoder.py",
+        ") | (other.act & command.column)",
+        ")",
+        POSTED,
+    ),
+    Fault(
+        "the row of a posted column command is the one before",
+        "snoop/decoder.py",
+        "written = table <= lane",
+        "written = table < lane",
+        POSTED,
+    ),
+    Fault(
+        "tRP not checked",
+        "snoop/decoder.py",
+        " & self.gap_ok[distance]",
+        "",
+        CLOSE,
+    ),
+    Fault(
+        "a PRE right before an ACT not seen",
+        "snoop/decoder.py",
+        "reclosed[second] |= meet &",
+        "reclosed[second] |= 0 &",
+        CLOSE,
+    ),
+    Fault(
+        "a refused PRE right after an ACT not seen",
+        "snoop/decoder.py",
+        "undone[first] |= meet &",
+        "undone[first] |= 0 &",
+        CLOSE,
+    ),
+    Fault(
+        "a refused ACT opens for a posted column command",
+        "snoop/decoder.py",
+        "orphan |= meet &",
+        "orphan |= 0 &",
+        CLOSE,
+    ),
+    Fault(
+        "tRCD not checked within a clock",
+        "snoop/decoder.py",
+        "(acts[lane][rank].phase < column.phase)",
+        "0",
+        CLOSE,
+    ),
+    Fault(
+        "times checked after CK has changed",
+        "snoop/decoder.py",
+        "Mux(stale, 0, fields.t_rcd)",
+        "fields.t_rcd",
+        CHANGED,
+    ),
+    Fault(
+        "spread spectrum is a change of CK",
+        "snoop/rate.py",
+        "TOLERANCE_SHIFT = 4",
+        "TOLERANCE_SHIFT = 6",
+        SPREAD,
+    ),
+    Fault(
+        "old rows never expire",
+        "snoop/decoder.py",
+        "self.forget | (self.old_rows_expire & bank[1] & old)",
+        "self.forget",
+        AGE,
+    ),
+    Fault(
+        "an ACT leaves a row old",
+        "snoop/decoder.py",
+        "(old | self.old_rows_expire) & ~activated",
+        "old | self.old_rows_expire",
+        AGE,
+    ),
+    Fault(
+        "MPR reads refused",
+        "snoop/decoder.py",
+        "legal & (state == CLOSED) & ~mpr",
+        "legal & (state == CLOSED)",
+        MPR,
+    ),
+    Fault(
+        "CAL a CK short",
+        "snoop/ddr4.py",
+        "levels[now - ck]",
+        "levels[now - max(ck - 1, 0)]",
+        CAL,
+    ),
+    Fault(
+        "gear-down not refused",
+        "snoop/ddr4.py",
+        "gear_down.eq(a[GEAR_DOWN_BIT])",
+        "gear_down.eq(0)",
+        GEAR_DOWN,
+    ),
+    Fault(
+        "another CAL not refused",
+        "snoop/ddr4.py",
+        "cal_known.eq(1)",
+        "cal_known.eq(0)",
+        OTHER_CAL,
+    ),
+    Fault(
+        "MRS swapped as data are",
+        "snoop/ddr4.py",
+        "fields.mirror_mrs",
+        "fields.mirror",
+        OTHER_CAL,
     ),
     # Capture
     Fault(

@@ -62,28 +62,29 @@ def test_one_definition_of_coordinates():
 
 @st.composite
 def mappings(draw: st.DrawFn) -> Mapping:
-    """Full-rank functions over up to 39 address bits, with or without a hole."""
+    """Full-rank functions of up to 39 address bits, for any bus, with or without a hole."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    bus_bytes = draw(st.sampled_from(dram.BUS_BYTES))
+    low = bus_bytes.bit_length() - 1
     bits = {name: int(rng.integers(0, most + 1)) for name, most in dram.FIELDS.items()}
     bits["row"] = min(bits["row"], 36 - sum(bits.values()) + bits["row"])
-    total = max(sum(bits.values()), 1)
+    total = max(sum(bits.values()), 4 - low)
     bits["column"] = max(bits["column"], total - sum(bits.values()))
     masks = [1 << i for i in rng.permutation(total).tolist()]
     for _ in range(4 * total if total > 1 else 0):
         a, b = rng.choice(total, 2, replace=False)
         masks[a] ^= masks[b]
-    masks = [mask << 3 for mask in masks]
+    masks = [mask << low for mask in masks]
     functions = {}
     for name, count in bits.items():
         functions[name], masks = masks[:count], masks[count:]
     remap = None
-    if total + 3 > 24 and draw(st.booleans()):
+    size = 1 << total + low
+    if size > 1 << 24 and draw(st.booleans()):
         unit = dram.REMAP_UNIT_BYTES
-        first = int(rng.integers(0, (1 << total + 3) // unit)) * unit
-        remap = Remap(
-            first, int(rng.integers(0, ((1 << 39) - (1 << total + 3)) // unit + 1)) * unit
-        )
-    return Mapping("random", "this test", total + 3, functions, remap)
+        first = int(rng.integers(0, size // unit)) * unit
+        remap = Remap(first, int(rng.integers(0, ((1 << 39) - size) // unit + 1)) * unit)
+    return Mapping("random", "this test", total + low, functions, remap, bus_bytes)
 
 
 @settings(max_examples=40)

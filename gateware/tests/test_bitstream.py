@@ -75,10 +75,10 @@ def figures(reached_mhz: float, lut: int, ff: int) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("reached_mhz", "lut", "ff", "complaint"),
     [
-        (200.0, 3500, 2500, None),
-        (199.9, 3500, 2500, "board.snoop misses its clock: it reaches 199.9 of 200.0 MHz"),
-        (200.0, 3501, 2500, "the snooper takes 3501 LUTs of 3500"),
-        (200.0, 3500, 2501, "the snooper takes 2501 FFs of 2500"),
+        (200.0, 4000, 2600, None),
+        (199.9, 4000, 2600, "board.snoop misses its clock: it reaches 199.9 of 200.0 MHz"),
+        (200.0, 4001, 2600, "the snooper takes 4001 LUTs of 4000"),
+        (200.0, 4000, 2601, "the snooper takes 2601 FFs of 2600"),
     ],
 )
 def test_limits(reached_mhz: float, lut: int, ff: int, complaint: str | None) -> None:

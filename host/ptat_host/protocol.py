@@ -32,6 +32,7 @@ WINDOW_UNIT_SHIFT = 16  # windows are multiples of 64 KiB
 MATRIX_COLUMNS = 36  # bits of a DRAM coordinate
 REMAP_UNIT_SHIFT = 20  # the remapping above the hole for devices, in MiB
 ILLEGAL_KINDS = 8
+RANKS_MAX = 4
 EYE_TAPS_MAX = 128
 EYES_PER_FRAME = 40
 NO_TEMPERATURE = -(1 << 31)
@@ -67,6 +68,7 @@ class Command(enum.IntEnum):
     READ_EYES = 9
     CALIBRATE = 10
     HEARTBEAT = 11
+    SET_MIRROR = 12
 
 
 class Status(enum.IntEnum):
@@ -385,6 +387,8 @@ WINDOWS_HEADER = struct.Struct("<II")
 """Sampling: one in N; number of windows."""
 WINDOW_ENTRY = struct.Struct("<III")
 """First and last unit of 64 KiB, set of `Window`."""
+MIRROR_REQUEST = struct.Struct("<I")
+"""Ranks (a bit each) for which the memory controller swaps the address pins of data commands."""
 MATRIX = struct.Struct(f"<{MATRIX_COLUMNS}QQII")
 """What each bit of the coordinate contributes to the address in units of 8 bytes, then what is
 always XORed, then from which address on (MiB) how much (MiB) is added."""
@@ -462,6 +466,7 @@ _C_INTEGERS = [
     "MATRIX_COLUMNS",
     "REMAP_UNIT_SHIFT",
     "ILLEGAL_KINDS",
+    "RANKS_MAX",
     "EYE_TAPS_MAX",
     "EYES_PER_FRAME",
     "DATA_MAGIC",
@@ -490,6 +495,7 @@ _C_SIZES = {
     "WINDOWS_HEADER_BYTES": WINDOWS_HEADER,
     "WINDOW_ENTRY_BYTES": WINDOW_ENTRY,
     "MATRIX_BYTES": MATRIX,
+    "MIRROR_REQUEST_BYTES": MIRROR_REQUEST,
     "STATE_RESPONSE_BYTES": STATE_RESPONSE,
     "DATA_HEADER_BYTES": DATA_HEADER,
     "ACK_HEADER_BYTES": ACK_HEADER,

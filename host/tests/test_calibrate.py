@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ptat_host import protocol
-from ptat_host.calibration import address_functions, dram
+from ptat_host.calibration import address_functions, dram, mirroring
 from ptat_parser.errors import BadInput
 
 OBSERVATIONS = 600
@@ -206,3 +206,28 @@ def test_lengths_that_differ():
         address_functions.solve([1, 2], [1])
     with pytest.raises(BadInput, match="more than 3 bits"):
         address_functions.pack({"bank": [8]})
+
+
+@pytest.mark.parametrize("name", ["ivy-bridge", "skylake"])
+@pytest.mark.parametrize("mirror", [0, mirroring.ODD_RANKS])
+def test_what_the_controller_does_with_mirrored_ranks_shows(name, mirror):
+    """DDR3 and DDR4; the board swaps nothing back, so it sees what the controller sends."""
+    mapping = dram.preset(name, 1)
+    address, packed, _ = read(mapping, first=0x4000_0000, size=0x1000_0000)
+    found = mirroring.solve_either(address, mirroring.swapped(packed, mirror))
+    assert (found.mirror, found.decided) == (mirror, True)
+    assert ("not swapped" in found.describe()) == (not mirror)
+    program = found.calibration.program()
+    assert program.mirror == mirror
+    fresh, coordinates, _ = read(mapping, 0x4000_0000, 0x1000_0000, wrong=0, seed=2)
+    assert (program.addresses(coordinates) == fresh).all()
+
+
+def test_mirroring_that_does_not_show_is_not_decided():
+    """All that was read lies on rank 0."""
+    mapping = dram.preset("ivy-bridge", 1)
+    address, packed, _ = read(mapping, first=0x4000_0000, size=0x1000_0000, wrong=0)
+    here = mapping.coordinates(address)["rank"] == 0
+    found = mirroring.solve_either(address[here], packed[here])
+    assert (found.mirror, found.decided) == (0, False)
+    assert "not decided" in found.describe()

@@ -16,7 +16,14 @@ from ptat_host.boards.base import BoardError
 from ptat_host.boards.hardware import BoardSet, HardwareBoard
 from ptat_host.boards.live import lock as live_lock
 from ptat_host.boards.live import machine as live_machine
-from ptat_host.calibration import address_functions, dram, known_reads, saved_mapping
+from ptat_host.calibration import (
+    address_functions,
+    dram,
+    known_reads,
+    mirroring,
+    saved_mapping,
+    spd,
+)
 from ptat_host.cli import main
 from ptat_host.protocol import Command, Frame, Status
 from ptat_parser import wire
@@ -35,12 +42,14 @@ class Machine:
         self.numbers = random.Random(4)
         self.polled = self.numbers.randrange(1 << dram.BUS_BITS)
         self.links: list[Link] = []
+        self.mirror = 0
 
     def read(self, address: int, times: int) -> None:
         at = self.mapping.coordinates(np.array([address], np.uint64))
         channel = int(at.pop("channel")[0])
-        coordinate = int(address_functions.pack(at)[0])
+        packed = mirroring.swapped(address_functions.pack(at), self.mirror)
         for number, link in enumerate(self.links):
+            coordinate = int(mirroring.swapped(packed, link.mirror or 0)[0])
             for _ in range(times):
                 if number == channel and self.numbers.random() >= self.foreign:
                     link.see(coordinate)
@@ -60,6 +69,8 @@ class Link:
         self.granularity = 64
         self.answers: list[Frame] = []
         self.lose_flushes = 0
+        self.illegal = (0,) * 8
+        self.mirror: int | None = None
         self.ticks = 0
         self.received_bytes = 0
         self.failure = None
@@ -86,13 +97,15 @@ class Link:
             self.writer = None
         elif asked.command == Command.SET_MATRIX:
             *self.columns, _, _, _ = protocol.MATRIX.unpack(asked.payload)
+        elif asked.command == Command.SET_MIRROR:
+            (self.mirror,) = protocol.MIRROR_REQUEST.unpack(asked.payload)
         elif asked.command == Command.FLUSH and self.lose_flushes:
             self.lose_flushes -= 1
         elif asked.command == Command.FLUSH:
             self.ticks += 40
             self.writer.mark(self.ticks, wire.Mark.FLUSH)
         elif asked.command == Command.HEALTH:
-            payload = protocol.Health(0, 1 << 20, 0, 0, 0, (0,) * 8, None, 0).encode()
+            payload = protocol.Health(0, 1 << 20, 900, 0, 0, self.illegal, None, 0).encode()
         self.answers.append(
             Frame(asked.command, asked.id, payload, asked.host, Status.OK, response=True)
         )
@@ -140,6 +153,7 @@ def start(monkeypatch, tmp_path) -> Iterator:
     monkeypatch.setattr(live_lock, "LOCK", tmp_path / "lock")
     monkeypatch.setattr(live_machine, "checks", lambda: [])
     monkeypatch.setattr(known_reads, "region", lambda: REGION)
+    monkeypatch.setattr(spd, "installed", lambda: [])
 
     def run(machine: Machine, number: int) -> list[Link]:
         machine.links = [Link(machine, i) for i in range(number)]
@@ -298,3 +312,34 @@ def test_loads_are_asked_for_by_offset(monkeypatch, tmp_path):
     with known_reads.RegionLoads(4096) as loads:
         loads.read(4096 + 64, 3)
     assert load.read_text() == "646464"
+
+
+def test_a_bus_that_the_decoder_is_not_set_up_for_is_refused(start, capsys):
+    """CAL or gear-down that a board does not know of gives many illegal commands."""
+    (link,) = start(Machine("ivy-bridge", 1), 1)
+    link.illegal = (0, 0, 40, 60, 0, 0, 0, 0)
+    assert main(["calibrate", "--reads", "20"]) != 0
+    said = capsys.readouterr().err
+    assert "100 illegal commands for 900 accesses" in said and "CAL" in said
+
+
+def test_modules_that_cannot_be_decoded_are_refused(start, capsys, monkeypatch, tmp_path):
+    """One of them may be another channel's; all of them cannot be."""
+    start(Machine("ivy-bridge", 1), 1)
+    lrdimm, udimm = tmp_path / "0-0050", tmp_path / "0-0051"
+    lrdimm.write_bytes(bytes([0, 0, 0x0C, 4]) + bytes(508))
+    udimm.write_bytes(bytes([0, 0, 0x0C, 2]) + bytes(508))
+    monkeypatch.setattr(spd, "installed", lambda: [lrdimm])
+    assert main(["calibrate", "--reads", "20"]) != 0
+    assert "LRDIMM" in capsys.readouterr().err
+    monkeypatch.setattr(spd, "installed", lambda: [lrdimm, udimm])
+    assert main(["calibrate", "--reads", "20"]) == 0
+
+
+def test_the_board_is_told_what_the_controller_does_with_mirrored_ranks(start, capsys):
+    machine = Machine("ivy-bridge", 1)
+    machine.mirror = mirroring.ODD_RANKS
+    (link,) = start(machine, 1)
+    assert main(["calibrate", "--reads", "20"]) == 0
+    assert "data commands are swapped" in capsys.readouterr().out
+    assert link.mirror == mirroring.ODD_RANKS

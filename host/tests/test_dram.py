@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptat_host.calibration import dram
+from ptat_host.calibration import address_functions, dram
 from ptat_host.calibration.dram import (
     FIELDS,
     PRESETS,
@@ -138,6 +138,33 @@ def test_memory_above_the_hole():
         mapping.coordinates(3 * GIB)
 
 
+def test_a_bus_of_32_bits():
+    """ECPIX-5's, say: a column is 4 bytes, so that bit 2 selects one, and a burst is 32 bytes."""
+    mapping = Mapping(
+        "32 bits",
+        "this test",
+        address_bits=28,
+        functions={
+            "column": [1 << bit for bit in range(2, 12)],
+            "bank": [1 << 12, 1 << 13, 1 << 14 | 1 << 17],
+            "row": [1 << bit for bit in range(15, 28)],
+        },
+        bus_bytes=4,
+    )
+    words = np.arange(0, 1 << 28, 4092 * 4, dtype=np.uint64)
+    at = mapping.coordinates(words)
+    assert at["column"].tolist() == (words >> np.uint64(2) & np.uint64(0x3FF)).tolist()
+    assert mapping.addresses(at).tolist() == words.tolist()
+    # The board gets bursts of 8 columns, in units of 8 bytes.
+    tables = np.array(mapping.tables(), np.uint64).reshape(dram.SLICES, -1)
+    packed = address_functions.pack({**at, "column": at["column"] & ~np.uint64(7)})
+    found = np.zeros(len(words), np.uint64)
+    for index, table in enumerate(tables):
+        part = packed >> np.uint64(dram.SLICE_BITS * index) & np.uint64(511)
+        found ^= table[part.astype(np.int64)]
+    assert (found << np.uint64(3)).tolist() == (words & ~np.uint64(31)).tolist()
+
+
 def functions(**changes):
     plain = {"column": [8, 16, 32], "row": [64, 128], "bank": [256]}
     return plain | changes
@@ -157,6 +184,8 @@ def functions(**changes):
         ({"functions": functions(bank=[256] * 4)}, "4 bank bits; there are at most 3"),
         ({"functions": functions(plane=[256])}, "no such part of a coordinate: plane"),
         ({"address_bits": 40}, "40 address bits"),
+        ({"bus_bytes": 3}, "a bus of 24 bits"),
+        ({"bus_bytes": 4}, "6 address functions for 7 address bits"),
         ({"remap": Remap(3 * GIB + 1, GIB)}, "0xc0000001 cannot bound the memory hole"),
     ],
 )

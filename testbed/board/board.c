@@ -222,6 +222,7 @@ int main(int argc, char **argv)
 		.set_sample = set_number,
 		.set_window = set_window,
 		.table_slice_bits = 9,
+		.set_mirror = set_number,
 		.set_mapped = set_mapped,
 		.set_table = set_table,
 		.set_remap = set_pair,

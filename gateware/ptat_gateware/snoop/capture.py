@@ -42,7 +42,9 @@ from migen.genlib.resetsync import AsyncResetSynchronizer
 
 from ptat_gateware.layouts import Layout, ddr3_command_layout
 
-ECP5_PLL_INPUT_MAX_HZ = 400_000_000  # FPGA-DS-02012 (ECP5 data sheet), sysCLOCK PLL timing
+# FPGA-DS-02012 (ECP5 data sheet): "sysCLOCK PLL Timing"; "Maximum I/O Buffer Speed", inputs.
+ECP5_SSTL15_MAX_HZ = 400_000_000
+ECP5_LVCMOS33_MAX_HZ = 200_000_000
 
 # Fabric parts -----------------------------------------------------------------------------------
 
@@ -258,12 +260,19 @@ class Capture(LiteXModule):
 class ECP5Capture(Capture):
     """Lattice ECP5: DELAYF and IDDRX2F, clocked on both edges of CK / 2.
 
-    A PLL makes CK / 2 from ``pads.ck``. It takes up to 400 MHz: for a faster CK, ``pads.ck`` must
-    be CK / 2 already (a divider on the interposer).
+    A PLL makes CK / 2 from ``pads.ck``. For a CK above ``ck_max_hz``, what the clock's pin takes,
+    ``pads.ck`` must be CK / 2 already (a divider on the interposer).
     """
 
     def __init__(
-        self, platform: Any, pads: Any, ck_hz: float, phases: int = 4, layout: Layout | None = None
+        self,
+        platform: Any,
+        pads: Any,
+        ck_hz: float,
+        phases: int = 4,
+        layout: Layout | None = None,
+        *,
+        ck_max_hz: float = ECP5_SSTL15_MAX_HZ,
     ) -> None:
         Capture.__init__(self, layout or ddr3_command_layout(len(pads.cs_n)), phases)
         self.cd_snoop = ClockDomain()
@@ -280,7 +289,7 @@ class ECP5Capture(Capture):
 
         self.pll = pll = ECP5PLL()
         self.start = start = StartSequence()
-        pll.register_clkin(pads.ck, ck_hz if ck_hz <= ECP5_PLL_INPUT_MAX_HZ else ck_hz / 2)
+        pll.register_clkin(pads.ck, ck_hz if ck_hz <= ck_max_hz else ck_hz / 2)
         pll.create_clkout(self.cd_edge_pll, ck_hz / 2, with_reset=False)
         words_clk = ClockSignal(words_domain)
         self.specials += [
@@ -343,7 +352,9 @@ class ECP5Capture(Capture):
 class S7Capture(Capture):
     """Xilinx 7 series: IDELAYE2 and ISERDESE2, clocked by CK (``pads.ck_p``, ``ck_n``).
 
-    All pins and CK must be in one clock region (BUFIO). Domain ``idelay`` of the target is the
+    All pins and CK must be in one clock region. BUFIO limits CK to 600 MHz (speed grade -1) or 680
+    MHz (-2, -3; DS181, table 33), and BUFR its input to 315 or 375 MHz unless it divides: SDR at
+    DDR3-1333 at the most. Domain ``idelay`` of the target is the
     reference of the delays (200 MHz, with an IDELAYCTRL).
     """
 

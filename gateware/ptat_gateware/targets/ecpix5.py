@@ -2,12 +2,13 @@
 """LambdaConcept ECPIX-5 with an LFE5UM5G-85F, snooping one channel of DDR3.
 
     DIMM tap ─► Capture ─► DDR3 decoder ─► … ─► buffer ─► RegisterLink ─► CSR bus ─► UART bridge
-      CK    ─► domain "snoop": CK / 4                     domain "sys": 110 MHz
+     CK / 2 ─► domain "snoop": CK / 4                     domain "sys": 110 MHz
 
 The board's memory chip is soldered, so the pins of a DIMM's tap are on its PMOD connectors: see
 docs/hardware.md for what that means electrically. The pins below are the only ones of the PMODs
 that input logic with a gear of 4 (IDDRX2F) and one edge clock can serve: banks 2 and 3, on the
-right of the FPGA.
+right of the FPGA. They are LVCMOS33, which takes 200 MHz: CK / 2 of DDR3-800, and its commands
+at the limit. `ptat_gateware.targets.butterstick` has pins of a DIMM's own levels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from litex.soc.integration.soc_core import SoCMini
 from litex_boards.platforms import lambdaconcept_ecpix5
 from migen import ClockDomain, Signal
 
-from ptat_gateware.snoop.capture import ECP5Capture
+from ptat_gateware.snoop.capture import ECP5_LVCMOS33_MAX_HZ, ECP5Capture
 from ptat_gateware.targets.soc import PHASES, UART_BAUD, add_snooper
 
 BOARD_CLOCK_HZ = 100_000_000
@@ -104,5 +105,11 @@ class ECPIX5(SoCMini):
         )
         self.add_uartbone(baudrate=UART_BAUD)
 
-        self.capture = ECP5Capture(platform, platform.request("dimm"), ck_hz, PHASES)
+        self.capture = ECP5Capture(
+            platform,
+            platform.request("dimm"),
+            ck_hz,
+            PHASES,
+            ck_max_hz=ECP5_LVCMOS33_MAX_HZ,
+        )
         add_snooper(self, self.capture, platform.request("aux"))

@@ -2,7 +2,7 @@
 """LambdaConcept ECPIX-5 as a device of its own: CPU and firmware, DDR3 as buffer, Gigabit Ethernet.
 
     DIMM tap ─► Capture ─► CaptureSoC ─► chunks in the board's DDR3 ─► Ethernet
-      CK    ─► domain "snoop": CK / 4       domain "sys": 60 MHz
+     CK / 2 ─► domain "snoop": CK / 4       domain "sys": 60 MHz
 
 The pins of the DIMM's tap are those of `ptat_gateware.targets.ecpix5`. At 60 MHz the buffer takes
 an access every 6.7 CK of DDR3-800 for ever, four times what Gigabit Ethernet does; its 32 bits a
@@ -22,7 +22,7 @@ from litex_boards.platforms import lambdaconcept_ecpix5
 from migen import ClockDomain, Instance, Signal
 from migen.genlib.resetsync import AsyncResetSynchronizer
 
-from ptat_gateware.snoop.capture import ECP5Capture
+from ptat_gateware.snoop.capture import ECP5_LVCMOS33_MAX_HZ, ECP5Capture
 from ptat_gateware.soc import CaptureSoC, Identity, source_hash
 from ptat_gateware.targets.ecpix5 import BOARD_CLOCK_HZ, IO
 from ptat_gateware.targets.soc import PHASES
@@ -115,5 +115,11 @@ class ECPIX5SoC(CaptureSoC):
         for domain in (self.crg.cd_sys, self.ethphy.crg.cd_eth_rx):
             domain.clk.attr.add("keep")
 
-        self.capture = capture = ECP5Capture(platform, platform.request("dimm"), ck_hz, PHASES)
+        self.capture = capture = ECP5Capture(
+            platform,
+            platform.request("dimm"),
+            ck_hz,
+            PHASES,
+            ck_max_hz=ECP5_LVCMOS33_MAX_HZ,
+        )
         self.add_capture(capture, DELAY_TAPS, platform.request("aux"))

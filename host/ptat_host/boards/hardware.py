@@ -29,11 +29,11 @@ from ptat_host.boards.client import TRIES_RECORDING, Capture, Client, Link, Link
 from ptat_host.boards.live import machine as live_machine
 from ptat_host.boards.live.child import Run
 from ptat_host.boards.live.lock import lock
-from ptat_host.calibration import dram
-from ptat_host.protocol import Command, Identity, Window
+from ptat_host.calibration import dram, spd
+from ptat_host.protocol import Command, Health, Identity, Status, Window
 from ptat_host.sizes import format_size
 from ptat_parser import wire
-from ptat_parser.errors import PtatError
+from ptat_parser.errors import BadInput, PtatError
 
 if TYPE_CHECKING:
     from ptat_host.calibration.address_functions import Program
@@ -42,8 +42,39 @@ if TYPE_CHECKING:
 GRANULARITIES_BYTES = (8, 16, 32, 64)
 STREAM_CHANNEL = 0
 """The channel in a board's blocks: it does not know which one of the machine's it is on."""
+UNLIKE_HINT = (
+    "gear-down, CAL, another kind of DRAM than the gateware's, ranks encoded in chip selects, or"
+    " misaligned pins: see docs/hardware.md"
+)
+ILLEGAL_MAX = 0.01
+"""Part of the bus's commands that may be illegal; a misread one in a million would be bad."""
+ILLEGAL_MIN = 20
+"""So few prove nothing: the first commands after START may be some."""
 READS = 200
 """Of each address, in `observe`: enough to stand out of what else goes on for a millisecond."""
+
+
+def module_checks() -> list[Check]:
+    """The memory modules of this machine: can their buses be decoded?"""
+    found = []
+    for path in spd.installed():
+        name = f"module {path.parent.name}"
+        try:
+            found.append(Check(name, True, spd.read(path).describe()))
+        except BadInput as error:
+            found.append(Check(name, False, error.message, error.hint))
+    return found
+
+
+def distrust(health: Health) -> str | None:
+    """Why nothing that a board saw of the whole bus should be believed; None: it may be."""
+    illegal = sum(health.illegal)
+    if illegal <= ILLEGAL_MIN or illegal <= ILLEGAL_MAX * (illegal + health.matched):
+        return None
+    return (
+        f"the bus is not what the decoder is set up for: {illegal} illegal commands"
+        f" for {health.matched} accesses"
+    )
 
 
 class HardwareBoard(ABC):
@@ -100,7 +131,8 @@ class HardwareBoard(ABC):
             return [Check("board", False, error.message, error.hint)]
         if not addresses:
             return [Check("board", None, f"none found; it is named as {self.kind}:ADDRESS")]
-        return [self._check_one(address) for address in addresses] + live_machine.checks()
+        boards = [self._check_one(address) for address in addresses]
+        return boards + module_checks() + live_machine.checks()
 
     def _check_one(self, address: str | None) -> Check:
         try:
@@ -161,9 +193,17 @@ class Tap:
     def choose(self, window: tuple[int, int, Window], program: Program | None) -> None:
         """Say what to record, and by which mapping."""
         if program is not None:
-            self.client.command(Command.SET_MATRIX, program.payload())
+            self.program(program)
         self.client.set_windows([window])
         self.client.command(Command.TRIGGER, protocol.TRIGGER_REQUEST.pack(0))
+
+    def program(self, program: Program) -> None:
+        """Load an address mapping."""
+        command, payload = Command.SET_MIRROR, program.mirror_payload()
+        # Older firmware swaps nothing back: fine if there is nothing to.
+        if program.mirror or self.client.ask(command, payload).status != Status.UNKNOWN_COMMAND:
+            self.client.command(command, payload)
+        self.client.command(Command.SET_MATRIX, program.payload())
 
     def start(self, fd: int) -> None:
         """Begin to record into a file."""
@@ -327,6 +367,9 @@ class BoardSet:
         from ptat_parser.capture.reader import BusReader
 
         live_machine.require()
+        modules = module_checks()
+        if modules and not any(module.ok for module in modules):
+            raise BoardError(modules[0].detail, modules[0].hint or "")
         base, size_bytes = known_reads.region()
         addresses = known_reads.chosen(base, size_bytes, request.addresses, request.seed)
         times = request.reads or READS
@@ -352,6 +395,8 @@ class BoardSet:
             for tap in taps:
                 if tap.failure:
                     raise BoardError(f"{tap.client.link.name}: {tap.failure}")
+                if why := distrust(tap.client.health()):
+                    raise BoardError(f"{tap.client.link.name}: {why}", UNLIKE_HINT)
                 tap.tidy(directory)
                 reader = BusReader(directory / tap.file, STREAM_CHANNEL)
                 parts.append(between_flushes(reader, len(addresses)))
@@ -367,7 +412,7 @@ class BoardSet:
         with self._taps() as taps:
             for tap, program in zip(taps, programs, strict=True):
                 if program is not None:
-                    tap.client.command(Command.SET_MATRIX, program.payload())
+                    tap.program(program)
             return [tap.client.link.name for tap in taps]
 
 

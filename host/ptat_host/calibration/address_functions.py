@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping as MappingType
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,8 @@ class Calibration:
     """Differences of the addresses read (units of 8 bytes), and of their packed coordinates."""
     base: tuple[int, int]
     """One of the addresses read, and its coordinate."""
+    mirror: int = 0
+    """Ranks of which pins were swapped back before."""
 
     @property
     def undetermined(self) -> list[int]:
@@ -80,7 +82,7 @@ class Calibration:
         :raises BadInput: several of the addresses read have one coordinate.
         """
         span, base = _on_channel(self.span, self.base, channel)
-        return _invert(span, *base)
+        return replace(_invert(span, *base), mirror=self.mirror)
 
     def describe(self) -> list[str]:
         """Lines for people."""
@@ -116,9 +118,14 @@ class Program:
     """What each bit of a packed coordinate contributes."""
     always: int
     """What is XORed to the sum of them."""
+    mirror: int = 0
+    """Ranks (a bit each) of which the board swaps pins back before that."""
 
     def addresses(self, coordinates: U64) -> U64:
-        """Physical addresses (bytes) of packed coordinates, as the programmed board gives them."""
+        """Physical addresses (bytes) of packed coordinates, as the programmed board gives them.
+
+        Pins are not swapped back here: see `mirroring.swapped`.
+        """
         result = np.full(coordinates.shape, self.always, np.uint64)
         for i, column in enumerate(self.columns):
             result ^= ((coordinates >> np.uint64(i)) & np.uint64(1)) * np.uint64(column)
@@ -127,6 +134,10 @@ class Program:
     def payload(self) -> bytes:
         """Of the command SET_MATRIX."""
         return protocol.MATRIX.pack(*self.columns, self.always, 0, 0)
+
+    def mirror_payload(self) -> bytes:
+        """Of the command SET_MIRROR."""
+        return protocol.MIRROR_REQUEST.pack(self.mirror)
 
     def register_writes(self) -> list[tuple[str, int]]:
         """The same, for a snooper whose registers can be reached."""

@@ -36,6 +36,8 @@ BUS_BITS = sum(bits for name, bits in FIELDS.items() if name != "channel")
 
 SLICE_BITS = 9
 SLICES = BUS_BITS // SLICE_BITS
+BUS_BYTES = (2, 4, 8)
+"""Widths of a channel's data bus; one column is as wide."""
 REMAP_UNIT_BYTES = 1 << 20
 WINDOW_UNIT_BYTES = 1 << 16
 WINDOWS_MAX = 4
@@ -59,6 +61,7 @@ class Mapping:
 
     A mask is over the bytes' physical address (below it, where memory is remapped). `address_bits`
     is how many bits of it select a byte of DRAM. `source` says where the functions are from.
+    `bus_bytes` is the width of a channel: bits of the address below it select a byte of a column.
 
     Raises `BadInput` where the functions do not determine the address.
     """
@@ -68,9 +71,14 @@ class Mapping:
     address_bits: int
     functions: MappingType[str, Sequence[int]]
     remap: Remap | None = None
+    bus_bytes: int = 8
 
     def __post_init__(self) -> None:
         hint = "correct the address functions"
+        if self.bus_bytes not in BUS_BYTES:
+            raise BadInput(
+                f"{self.name}: a bus of {8 * self.bus_bytes} bits", "give 16, 32 or 64 bits"
+            )
         if unknown := set(self.functions) - set(FIELDS):
             raise BadInput(f"{self.name}: no such part of a coordinate: {min(unknown)}", hint)
         if not wire.ADDRESS_UNIT_SHIFT < self.address_bits <= ADDRESS_BITS_MAX:
@@ -81,14 +89,19 @@ class Mapping:
                     f"{self.name}: {len(masks)} {name} bits; there are at most {FIELDS[name]}", hint
                 )
             for i, mask in enumerate(masks):
-                if mask >> self.address_bits or mask & 7:
+                if mask >> self.address_bits or mask & self.bus_bytes - 1:
                     raise BadInput(
-                        f"{self.name}: {name} bit {i} has the mask {mask:#x}; bits 3 to"
-                        f" {self.address_bits - 1} select memory",
+                        f"{self.name}: {name} bit {i} has the mask {mask:#x}; bits"
+                        f" {self._low_bit} to {self.address_bits - 1} select memory",
                         hint,
                     )
         self._check_remap()
         self._check_rank()
+
+    @property
+    def _low_bit(self) -> int:
+        """The lowest bit of an address that selects a column."""
+        return self.bus_bytes.bit_length() - 1
 
     def _check_remap(self) -> None:
         if self.remap is None:
@@ -117,11 +130,11 @@ class Mapping:
                     "correct the functions: several addresses would have one coordinate",
                 )
             reduced.append((mask, parts))
-        missing = self.address_bits - wire.ADDRESS_UNIT_SHIFT - len(reduced)
+        missing = self.address_bits - self._low_bit - len(reduced)
         if missing > 0:
             raise BadInput(
                 f"{self.name}: {len(reduced)} address functions for"
-                f" {self.address_bits - wire.ADDRESS_UNIT_SHIFT} address bits",
+                f" {self.address_bits - self._low_bit} address bits",
                 f"add {missing} functions: a coordinate would have several addresses",
             )
 
@@ -142,7 +155,7 @@ class Mapping:
         """
         rows = [[mask, 1 << index] for index, (_, _, mask) in enumerate(self._bits)]
         solved: dict[int, list[int]] = {}
-        for bit in range(wire.ADDRESS_UNIT_SHIFT, self.address_bits):
+        for bit in range(self._low_bit, self.address_bits):
             pivot = next(row for row in rows if row[0] >> bit & 1)
             rows.remove(pivot)
             for row in [*rows, *solved.values()]:
@@ -168,7 +181,7 @@ class Mapping:
     def coordinates(self, addresses: npt.ArrayLike) -> dict[str, U64]:
         """Coordinates of physical addresses (bytes), one array for each field.
 
-        The 8-byte word of an address counts, not the byte. Raises `BadInput` for an address
+        The bus word of an address counts, not the byte. Raises `BadInput` for an address
         that is no memory.
         """
         address = np.asarray(addresses, np.uint64)
@@ -193,7 +206,7 @@ class Mapping:
         return result
 
     def addresses(self, coordinates: MappingType[str, npt.ArrayLike]) -> U64:
-        """Physical addresses (bytes, multiples of 8) of coordinates; missing fields are 0."""
+        """Physical addresses (bytes) of coordinates' bus words; missing fields are 0."""
         address = np.zeros(
             np.broadcast_shapes(*(np.shape(values) for values in coordinates.values())), np.uint64
         )
@@ -216,7 +229,8 @@ class Mapping:
         """Words of the gateware's tables for the snooper of a channel: 36 bits each.
 
         Word ``slice x 512 + value``: what this value of 9 bits of the coordinate contributes, in
-        units of 8 bytes. The channel's contribution is part of the first slice.
+        units of 8 bytes. The channel's contribution is part of the first slice. Columns of narrower
+        buses that lie within 8 bytes contribute nothing: no burst is shorter.
         """
         if channel >> len(self.functions.get("channel", ())):
             raise BadInput(f"{self.name}: there is no channel {channel}", "give a lower number")

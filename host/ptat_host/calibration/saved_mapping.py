@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ptat_host import protocol
 from ptat_host.calibration import dram
 from ptat_host.calibration.address_functions import Calibration, Program
 from ptat_host.calibration.observations import Observed
@@ -40,6 +41,7 @@ class _File(msgspec.Struct, frozen=True):
     version: Literal[1]
     region: _Region
     channels: Annotated[list[_Channel], msgspec.Meta(min_length=1)]
+    mirror: Annotated[int, msgspec.Meta(ge=0, lt=1 << protocol.RANKS_MAX)] = 0
 
 
 def content(calibration: Calibration, observed: Observed) -> dict[str, Any]:
@@ -63,6 +65,7 @@ def content(calibration: Calibration, observed: Observed) -> dict[str, Any]:
         "undetermined": calibration.undetermined,
         "observations": calibration.observations,
         "disagreeing": calibration.disagreeing,
+        "mirror": calibration.mirror,
         "channels": [
             {
                 "board": board,
@@ -112,5 +115,5 @@ def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list
         always = int(channel.always, 16)
         if any(value >> wire.ACCESS_ADDRESS_BITS for value in [*columns, always]):
             raise BadInput(f"{path}: an address is beyond what a record can hold", hint)
-        programs.append(Program(columns, always))
+        programs.append(Program(columns, always, found.mirror))
     return programs

@@ -65,7 +65,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from ptat_host.calibration import address_functions, saved_mapping
+    from ptat_host.calibration import mirroring, saved_mapping
 
     board = chosen_board(arguments)
     if not isinstance(board, CalibratingBoard):
@@ -74,14 +74,15 @@ def _run(arguments: argparse.Namespace) -> int:
     observed = board.observe(
         ObserveRequest(arguments.addresses, arguments.reads, arguments.seed, options)
     )
-    found = address_functions.solve(observed.addresses, observed.coordinates)
+    fit = mirroring.solve_either(observed.addresses, observed.coordinates)
+    found = fit.calibration
     described = saved_mapping.content(found, observed)
     saved_mapping.write(arguments.output, described)
     loaded = board.load(arguments.output)
     if arguments.json:
         print(json.dumps(described))
     else:
-        print("\n".join(found.describe()))
+        print("\n".join([*found.describe(), fit.describe()]))
     where = f", and loaded it into {', '.join(loaded)}" if loaded else ""
     print(f"ptat: wrote {arguments.output}{where}", file=sys.stderr)
     return 0
