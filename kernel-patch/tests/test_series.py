@@ -104,5 +104,11 @@ def test_the_series_adds_all_of_src(tmp_path: Path) -> None:
     assert made == source
 
 
+def test_the_race_that_kcsan_must_report_applies() -> None:
+    race = Path(__file__).with_name("kcsan-race.patch")
+    command = ["patch", "--dry-run", "--fuzz=0", "-p1", "-d", series.SRC, "-i", race]
+    subprocess.run(command, check=True)
+
+
 def _files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
