@@ -21,9 +21,11 @@ from ptat_parser import wire
 
 
 def _binary(gray: Signal) -> Any:
-    bits = [gray[-1]]
-    for i in reversed(range(len(gray) - 1)):
-        bits.insert(0, bits[0] ^ gray[i])
+    """Each bit is the XOR of all from it up: in steps that double, for timing."""
+    bits, step = list(gray), 1
+    while step < len(bits):
+        bits = [bit ^ higher for bit, higher in zip(bits, bits[step:], strict=False)] + bits[-step:]
+        step *= 2
     return Cat(*bits)
 
 

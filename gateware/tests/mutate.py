@@ -244,8 +244,8 @@ FAULTS = [
     Fault(
         "posted column commands refused",
         "snoop/decoder.py",
-        ") | (other.act & command.column)",
-        ")",
+        "~command.column & (after_act |",
+        "(after_act |",
         POSTED,
     ),
     Fault(

@@ -71,6 +71,7 @@ class Link:
         self.lose_flushes = 0
         self.illegal = (0,) * 8
         self.mirror: int | None = None
+        self.old_firmware = False
         self.ticks = 0
         self.received_bytes = 0
         self.failure = None
@@ -83,7 +84,7 @@ class Link:
     def send(self, data: bytes) -> None:
         asked = Frame.decode(data)
         self.commands.append(asked.command)
-        payload = b""
+        payload, status = b"", Status.OK
         if asked.command == Command.IDENTIFY:
             payload = protocol.Identity(
                 "00" * 20, wire.VERSION, 1, self.granularity, 0, 400_000_000, "fake",
@@ -97,6 +98,8 @@ class Link:
             self.writer = None
         elif asked.command == Command.SET_MATRIX:
             *self.columns, _, _, _ = protocol.MATRIX.unpack(asked.payload)
+        elif asked.command == Command.SET_MIRROR and self.old_firmware:
+            status = Status.UNKNOWN_COMMAND
         elif asked.command == Command.SET_MIRROR:
             (self.mirror,) = protocol.MIRROR_REQUEST.unpack(asked.payload)
         elif asked.command == Command.FLUSH and self.lose_flushes:
@@ -107,7 +110,7 @@ class Link:
         elif asked.command == Command.HEALTH:
             payload = protocol.Health(0, 1 << 20, 900, 0, 0, self.illegal, None, 0).encode()
         self.answers.append(
-            Frame(asked.command, asked.id, payload, asked.host, Status.OK, response=True)
+            Frame(asked.command, asked.id, payload, asked.host, status, response=True)
         )
 
     writer: BlockWriter | None = None
@@ -343,3 +346,14 @@ def test_the_board_is_told_what_the_controller_does_with_mirrored_ranks(start, c
     assert main(["calibrate", "--reads", "20"]) == 0
     assert "data commands are swapped" in capsys.readouterr().out
     assert link.mirror == mirroring.ODD_RANKS
+
+
+@pytest.mark.parametrize("mirror", [0, mirroring.ODD_RANKS])
+def test_firmware_that_swaps_nothing_back(start, capsys, mirror):
+    """It will do unless something has to be swapped back."""
+    machine = Machine("ivy-bridge", 1)
+    machine.mirror = mirror
+    (link,) = start(machine, 1)
+    link.old_firmware = True
+    assert (main(["calibrate", "--reads", "20"]) == 0) == (not mirror)
+    assert ("refuses SET_MIRROR" in capsys.readouterr().err) == bool(mirror)

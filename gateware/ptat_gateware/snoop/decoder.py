@@ -378,12 +378,13 @@ class CommandDecoder(LiteXModule):
                 [
                     ("ranks", self.ranks),
                     *((name, 1) for name in flags),
-                    ("touches", 1),  # banks, or their state
+                    ("touched", self.ranks),  # those whose banks it touches
                     ("several", 1),  # ACT or column command to several ranks
                     ("every_bank", 1),
                     ("bank", self.bank_bits),
                     ("a", self.row_bits),
-                    # By distance from 1 CK: whether it and an earlier command share
+                    # By distance from 1 CK: it and an earlier command touch banks of one rank,
+                    # and have the same bank
                     ("same_rank", WINDOW_CK - 1),
                     ("same_bank", WINDOW_CK - 1),
                 ]
@@ -392,8 +393,8 @@ class CommandDecoder(LiteXModule):
         ]
         cke_before = Signal(self.ranks, reset=2**self.ranks - 1)
         self.sync.snoop += cke_before.eq(taken[-1].cke)
-        # Ranks and bank of the commands before, those of the last clock first.
-        named = [(command.ranks, command.bank) for command in result]
+        # Of each command before: ranks that it touches, and its bank.
+        named = [(command.touched, command.bank) for command in result]
         for pins, command in zip(taken, result, strict=True):
             named.append(self._classify(pins, cke_before, named[::-1], command))
             cke_before = pins.cke
@@ -402,7 +403,7 @@ class CommandDecoder(LiteXModule):
     def _classify(
         self, pins: Any, cke_before: Any, earlier: list[tuple[Any, Any]], command: Any
     ) -> tuple[Any, Any]:
-        """Fill a command in; the ranks that take part in it, and its bank."""
+        """Fill a command in; the ranks whose banks it touches, and its bank."""
         code, reserved, bank = self.encoding(pins)
         ranks, is_column, mr3, pre = Signal(self.ranks), Signal(), Signal(), Signal()
         # In the clock in which CKE falls a rank may see NOP and REF (it enters self refresh), in
@@ -431,9 +432,11 @@ class CommandDecoder(LiteXModule):
             "column": awake & is_column,
             "reserved": present & (reserved | wrong_at_edge),
         }
+        touched = Signal(self.ranks)
+        self.comb += touched.eq(Mux(_any(kinds.values()), ranks, 0))
         self.sync.snoop += [
             *(getattr(command, name).eq(kind) for name, kind in kinds.items()),
-            command.touches.eq(_any(kinds.values())),
+            command.touched.eq(touched),
             command.ranks.eq(ranks),
             command.write.eq(code == WR),
             command.mrs.eq(awake & (code == MRS) & ~reserved),
@@ -445,17 +448,19 @@ class CommandDecoder(LiteXModule):
             command.bank.eq(bank),
             command.a.eq(pins.a),
         ]
-        self._compare(command, ranks, bank, earlier)
-        return ranks, bank
+        self._compare(command, touched, bank, earlier)
+        return touched, bank
 
     @staticmethod
     def _several(ranks: Any) -> Any:
         return _any(ranks[i] & ranks[j] for j in range(len(ranks)) for i in range(j))
 
-    def _compare(self, command: Any, ranks: Any, bank: Any, earlier: list[tuple[Any, Any]]) -> None:
+    def _compare(
+        self, command: Any, touched: Any, bank: Any, earlier: list[tuple[Any, Any]]
+    ) -> None:
         for index, (other_ranks, other_bank) in enumerate(earlier[: WINDOW_CK - 1]):
             self.sync.snoop += [
-                command.same_rank[index].eq((ranks & other_ranks) != 0),
+                command.same_rank[index].eq((touched & other_ranks) != 0),
                 command.same_bank[index].eq(bank == other_bank),
             ]
 
@@ -468,39 +473,32 @@ class CommandDecoder(LiteXModule):
         return command.same_rank[distance - 1] & (every_bank | command.same_bank[distance - 1])
 
     def _check_window(self, command: Any, earlier: list[Any], refused: Any) -> None:
-        too_close, activated = [], C(0)
+        # Reasons that apply; which is the first is decided a clock later, for timing.
+        too_close, orphaned, activated = [], [], C(0)
         for distance, other in enumerate(reversed(earlier), start=1):
             meets = self._meets(command, other, distance)
-            allowed = (
-                other.pre
-                & (
-                    command.pre
-                    | ((command.act | command.ref) & self.gap_ok[distance])
-                    | (command.column & activated)
-                )
-            ) | (other.act & command.column)
-            acts = command.act & other.act & command.same_rank[distance - 1]
-            too_close.append(command.touches & other.touches & ((meets & ~allowed) | acts))
-            activated = activated | (meets & other.act)
-        self.sync.snoop += [
-            refused.eq(0),
-            If(
-                command.reserved,
-                refused[REFUSED_BY_WINDOW.index(Illegal.COMMAND)].eq(1),
-            )
-            .Elif(
-                command.several,
-                refused[REFUSED_BY_WINDOW.index(Illegal.RANKS)].eq(1),
-            )
-            .Elif(
-                command.column & _any(other.column for other in earlier),
-                refused[REFUSED_BY_WINDOW.index(Illegal.COLUMN_SPACING)].eq(1),
-            )
-            .Elif(
-                _any(too_close),
-                refused[REFUSED_BY_WINDOW.index(Illegal.BANK_SPACING)].eq(1),
-            ),
-        ]
+            after_pre, after_act = meets & other.pre, meets & other.act
+            in_time = command.pre | ((command.act | command.ref) & self.gap_ok[distance])
+            too_close += [
+                meets & ~other.pre & ~other.act,
+                ~command.column & (after_act | (after_pre & ~in_time)),
+                command.act & other.act & command.same_rank[distance - 1],
+            ]
+            orphaned.append(after_pre & ~activated)
+            activated = activated | after_act
+        reasons = {
+            Illegal.COMMAND: command.reserved,
+            Illegal.RANKS: command.several,
+            Illegal.COLUMN_SPACING: command.column & _any(other.column for other in earlier),
+            Illegal.BANK_SPACING: _any(too_close) | (command.column & _any(orphaned)),
+        }
+        self.sync.snoop += refused.eq(Cat(*(reasons[kind] for kind in REFUSED_BY_WINDOW)))
+
+    @staticmethod
+    def _first_reason(refused: Any, kind: Illegal) -> Any:
+        """Whether a command was refused for this reason and no other before it."""
+        index = REFUSED_BY_WINDOW.index(kind)
+        return refused[index] & ~_any(refused[:index])
 
     def _lanes(self, stage_a: list[Any], stage_b: list[Any], refused: list[Any]) -> list[_Lane]:
         """Stages B to D."""
@@ -932,7 +930,7 @@ class CommandDecoder(LiteXModule):
         for kind in Illegal:
             happened = _any(events.get(kind, []))
             if kind in REFUSED_BY_WINDOW:
-                early = _any(why[REFUSED_BY_WINDOW.index(kind)] for why in refused)
+                early = _any(self._first_reason(why, kind) for why in refused)
                 for _ in range(3):
                     early = self._delayed(early)
                 happened = happened | early
@@ -946,9 +944,9 @@ class CommandDecoder(LiteXModule):
         stops = COUNT_BITS - 1
 
         def strobes(kind: Illegal) -> list[Any]:
-            by_window = kind in REFUSED_BY_WINDOW
-            early = [why[REFUSED_BY_WINDOW.index(kind)] for why in refused] if by_window else []
-            return early + events.get(kind, [])
+            if kind not in REFUSED_BY_WINDOW:
+                return events[kind]
+            return [self._first_reason(why, kind) for why in refused] + events.get(kind, [])
 
         self.counters = CounterBank(
             [
