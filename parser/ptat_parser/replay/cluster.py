@@ -7,7 +7,7 @@ The results of a worker that dies are lost; Dask runs the tasks that made them o
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ def on_cluster(address: str) -> Executor:
     return partial(_on_cluster, address)
 
 
-def _on_cluster(address: str, work: Work, progress: Progress) -> Iterator[Done]:
+def _on_cluster(address: str, work: Work, progress: Progress) -> Generator[Done]:
     with _connected(address) as client:
         threads = sum(client.nthreads().values())
         if not threads:

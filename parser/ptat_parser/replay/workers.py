@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -83,7 +83,7 @@ class Work:
         return self.reader.part(segment.first_block, segment.end_block)
 
 
-Executor: TypeAlias = Callable[[Work, Progress], Iterable[Done]]
+Executor: TypeAlias = Callable[[Work, Progress], Generator[Done]]
 """Has all segments of a work replayed, each in one share. Shows progress in blocks."""
 
 
@@ -91,10 +91,12 @@ def run(executor: Executor, work: Work, progress: Progress = no_progress) -> Rep
     """Replay all segments; the result does not depend on the executor."""
     joined, parts, rpt = Joined(), dict[int, Part](), None
     blocks = work.reader.blocks
-    for done in executor(work, lambda step, at, _: progress(step, at, blocks)):
-        joined.add_pages(done.pages)
-        parts |= done.parts
-        rpt = done.rpt or rpt
+    shares = executor(work, lambda step, at, _: progress(step, at, blocks))
+    with contextlib.closing(shares):  # after an error, end the others
+        for done in shares:
+            joined.add_pages(done.pages)
+            parts |= done.parts
+            rpt = done.rpt or rpt
     progress("replaying", blocks, blocks)
     for number in range(len(work.segments)):
         joined.add(parts[number])
@@ -107,7 +109,7 @@ def in_processes(count: int) -> Executor:
     return partial(_in_processes, count)
 
 
-def _in_processes(count: int, work: Work, progress: Progress) -> Iterator[Done]:
+def _in_processes(count: int, work: Work, progress: Progress) -> Generator[Done]:
     # Threads would share Python's lock: two were hardly faster than one.
     claimed = multiprocessing.get_context("fork").Value("q", 0)
     claims = partial(_claims, claimed, len(work.segments), os.getpid())
