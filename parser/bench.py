@@ -5,19 +5,15 @@
     python parser/bench.py --session DIR [--rounds N]
 
 The capture is `capture_model`'s, of a billion records if there is room for it (see `room_for`), or
-that of a recorded session, without the joins then. It has an outline, and is read from the page
-cache. Each figure is records per second, taken in a process of its own:
+that of a recorded session, without the joins then. It is archived, as ``ptat record`` does, and
+read from the page cache. Each figure is records per second, taken in a process of its own:
 
 * streaming: a plain sum of the capture's words, as one writes it with numpy
-* streaming_aligned: the same, into memory that begins with a page, where some CPUs copy faster: the
-  most that memory and kernel allow
 * bound: the least that counting by page takes: read each word, look its table up, add 1 to one of
   its counters; no check, no time, no order
-* archive: what ``ptat record`` leaves of the capture (``.ptb``); 25 million are 200 MB of capture
-* outline: what ``ptat record`` writes beside the capture at its end; without_outline: counts_only
-  where that was not done, so that the capture is read twice
-* counts_archive: ``ptat parse --counts-only`` of the archive, which ``ptat record`` leaves;
-  counts_only: the same of the raw capture; to_parquet: ``ptat parse`` of that
+* archive: indexing and archiving the capture (``.ptb``), when ``ptat record`` has ended
+* counts_only: ``ptat parse --counts-only`` of the archive; counts_raw: the same of the raw capture,
+  which is read twice; to_parquet: ``ptat parse`` of the archive
 * bound_workers: two of these at once, in processes that share nothing but the machine
 * numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
   a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
@@ -59,8 +55,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import parse, wire
-from ptat_parser.capture import block_index, decode
-from ptat_parser.capture import reader as capture_reader
+from ptat_parser.capture import decode
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.compiled.jit import Integer, jit
 from ptat_parser.formats import archive
@@ -102,15 +97,7 @@ BY_ELAPSED = ("bound_workers", "workers_2")
 
 def streaming(path: Path) -> int:
     """Sum a capture's words, some times; return their number."""
-    return _stream(path, np.empty(STREAM_BYTES // 8, np.uint64))
-
-
-def streaming_aligned(path: Path) -> int:
-    """The same, as quickly as this machine can."""
-    return _stream(path, capture_reader.room_for(STREAM_BYTES // wire.BLOCK_BYTES).ravel())
-
-
-def _stream(path: Path, buffer: U64) -> int:
+    buffer = np.empty(STREAM_BYTES // 8, np.uint64)
     words = total = 0
     with (path / "bus.0.raw").open("rb", buffering=0) as file:
         for _ in range(STREAM_TIMES):
@@ -136,68 +123,39 @@ def bound(path: Path) -> int:
     region = Session(path).region
     first_slots = np.arange(0, region.size_bytes // 8, 512, dtype=np.uint32)
     counts = np.zeros(region.size_bytes // 8, np.uint32)
-    buffer = capture_reader.room_for(READ_BLOCKS)
+    buffer = np.empty((READ_BLOCKS, wire.BLOCK_WORDS), np.uint64)
     with (path / "bus.0.raw").open("rb", buffering=0) as file:
         while size := file.readinto(buffer):
             _count(buffer[: size // 8192], np.uint64(region.base // 8), first_slots, counts)
     return int(counts.sum())
 
 
-def _accesses(path: Path) -> int:
-    chunks = block_index.Outline(block_index.path_of(path / "bus.0.raw")).chunks
-    return int(chunks["accesses"].sum(dtype=np.int64))
-
-
-def _archive_of(path: Path) -> Path:
-    return path / "bench.ptb"
+def _archived(path: Path) -> Path:
+    """The session with its capture archived, beside it."""
+    return path.with_name(f"{path.name}-archived")
 
 
 def archived(path: Path) -> int:
-    """Archive the capture; return the number of accesses."""
-    archive.pack(path / "bus.0.raw", _archive_of(path))
-    return _accesses(path)
-
-
-def outlined(path: Path) -> int:
-    """Write the capture's outline; return the number of accesses."""
-    block_index.write(path / "bus.0.raw")
-    return _accesses(path)
-
-
-def without_outline(path: Path) -> int:
-    """Like `counts_only`, of a capture without one."""
-    there = block_index.path_of(path / "bus.0.raw")
-    hidden = there.with_suffix(".hidden")
-    there.rename(hidden)
-    try:
-        return counts_only(path)
-    finally:
-        hidden.rename(there)
+    """Index and archive the capture; return the number of accesses."""
+    copy = _archived(path)
+    shutil.rmtree(copy, ignore_errors=True)
+    _link_all(path, copy)
+    index = BusReader(path / "bus.0.raw").stored_index()
+    archive.pack(path / "bus.0.raw", copy / "bus.0.ptb", index)
+    (copy / "bus.0.raw").unlink()
+    content = json.loads((copy / "session.json").read_text())
+    content["board"]["channels"][0]["file"] = "bus.0.ptb"
+    content.pop("crc32", None)
+    (copy / "session.json").unlink()
+    (copy / "session.json").write_text(json.dumps(content))
+    stored = BusReader(copy / "bus.0.ptb").index
+    assert stored
+    return int(stored.chunks["accesses"].sum(dtype=np.int64))
 
 
 def counts_only(path: Path) -> int:
     """Parse without single misses; return the number of accesses."""
     return int(parse(path, counts_only=True).summary["totals"]["accesses"])
-
-
-def _of_archive(path: Path) -> Path:
-    """The session with its capture archived, beside it; `main` removes it."""
-    copy = path.with_name(f"{path.name}-archive")
-    if not copy.exists():
-        _link_all(path, copy)
-        archive.pack(path / "bus.0.raw", copy / "bus.0.ptb")
-        (copy / "bus.0.raw").unlink()
-        content = json.loads((copy / "session.json").read_text())
-        content["board"]["channels"][0]["file"] = "bus.0.ptb"
-        content.pop("crc32", None)
-        (copy / "session.json").unlink()
-        (copy / "session.json").write_text(json.dumps(content))
-    return copy
-
-
-def counts_archive(path: Path) -> int:
-    """Like `counts_only`, of the archived capture."""
-    return counts_only(_of_archive(path))
 
 
 def workers_2(path: Path) -> int:
@@ -353,18 +311,16 @@ def measure(what: str, path: Path) -> dict[str, Any]:
     else:
         parses = {
             "streaming": streaming,
-            "streaming_aligned": streaming_aligned,
             "bound": bound,
             "archive": archived,
-            "outline": outlined,
-            "without_outline": without_outline,
-            "counts_archive": counts_archive,
             "counts_only": counts_only,
+            "counts_raw": counts_only,
             "to_parquet": to_parquet,
             "bound_workers": bound_workers,
             "workers_2": workers_2,
         }
-        if what not in ("streaming", "streaming_aligned"):
+        path = path if what in OF_RAW else _archived(path)
+        if what != "streaming":
             parses[what](path)  # compiles, or loads what was compiled before
             shutil.rmtree(path / "results", ignore_errors=True)
         cpu, elapsed, records = timed(lambda: parses[what](path))
@@ -372,8 +328,7 @@ def measure(what: str, path: Path) -> dict[str, Any]:
             files = [*path.glob("results/misses/*"), *path.glob("results/other/*")]
             figures["bytes"] = sum(file.stat().st_size for file in files)
         elif what == "archive":
-            figures["bytes"] = _archive_of(path).stat().st_size
-            _archive_of(path).unlink()
+            figures["bytes"] = (_archived(path) / "bus.0.ptb").stat().st_size
     # Not `ru_maxrss`, which begins with that of whoever started this process.
     peak_kib = _kib(Path("/proc/self/status"), "VmHWM")
     if what == "workers_2":
@@ -426,12 +381,15 @@ def _kib(path: Path, name: str) -> int:
 
 JOINS = ("duckdb", "polars", "numpy")
 
-ONCE = ("streaming_aligned", "bound", "archive", "outline", "without_outline")
+ONCE = ("archive", "bound")
+"""The first makes what most others measure."""
+
+OF_RAW = ("archive", "bound", "streaming", "counts_raw")
 
 IN_ROUNDS = (
     "streaming",
-    "counts_archive",
     "counts_only",
+    "counts_raw",
     "bound_workers",
     "to_parquet",
     "workers_2",
@@ -505,7 +463,7 @@ def run(path: Path, small: Path, joins: Sequence[str], rounds: int) -> dict[str,
     digests = {found[what]["digest"] for what in joins}
     if len(digests) > 1:
         raise SystemExit(f"the joins disagree: {digests}")
-    summary = json.loads((path / "results" / "summary.json").read_bytes())
+    summary = json.loads((_archived(path) / "results" / "summary.json").read_bytes())
     if summary["lost"] or summary["unexplained"]["reads"]:
         raise SystemExit("the capture is not explained")
     speeds = {what: round(found[what]["records_per_s"]) for what in found}
@@ -523,7 +481,7 @@ def run(path: Path, small: Path, joins: Sequence[str], rounds: int) -> dict[str,
             found["archive"]["bytes"] / summary["totals"]["accesses"], 2
         ),
         "peak_mib": max(
-            found[what]["peak_mib"] for what in ("counts_archive", "counts_only", "to_parquet")
+            found[what]["peak_mib"] for what in ("counts_only", "counts_raw", "to_parquet")
         ),
         "records": summary["totals"]["accesses"],
         "misses": summary["totals"]["misses"],
@@ -574,13 +532,14 @@ def main() -> None:
                 seed=arguments.seed,
             ).write(path)
         small = Model(100_000, seed=arguments.seed).write(Path(directory) / "small")
-        for session in (path, small):
-            block_index.write(session / "bus.0.raw")
+        archived(small)
         read_anew(path / "bus.0.raw")
         try:
-            print(json.dumps(run(path, small, () if recorded else JOINS, arguments.rounds)))
+            print(
+                json.dumps(run(path, _archived(small), () if recorded else JOINS, arguments.rounds))
+            )
         finally:
-            shutil.rmtree(path.with_name(f"{path.name}-archive"), ignore_errors=True)
+            shutil.rmtree(_archived(path), ignore_errors=True)
 
 
 if __name__ == "__main__":

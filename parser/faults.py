@@ -41,7 +41,10 @@ from ptat_parser.capture import block_index
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import seal
 from ptat_parser.errors import PtatError
+from ptat_parser.formats import archive
+from ptat_parser.formats.archive import ArchiveStream
 from ptat_parser.formats.session import seal as seal_session
+from ptat_parser.formats.storage import Source
 from ptat_parser.order.clock import Clock
 
 MACHINES: tuple[dict[str, Any], ...] = (
@@ -80,7 +83,6 @@ def synthetic_base(path: Path, seed: int, options: dict[str, Any]) -> Base:
     """A session of the synthetic machine; its misses are what the machine knows."""
     machine = synthetic.Machine(seed, **options).run(STEPS)
     machine.write(path, sealed=True)
-    block_index.write(path / "bus.0.raw")  # as `ptat record` does
     return _of_machine(path, machine, Clock.from_summary(parse(path).summary["clock"]))
 
 
@@ -323,7 +325,6 @@ def of_other_session(name: str) -> OnFiles:
                 cpus=description["kernel"]["cpus"],
             ).run(STEPS)
             made = other.write(Path(directory) / "s", sealed=True)
-            block_index.write(made / "bus.0.raw")
             if (path / name).is_dir():
                 shutil.rmtree(path / name)
                 shutil.copytree(made / name, path / name)
@@ -331,6 +332,32 @@ def of_other_session(name: str) -> OnFiles:
                 shutil.copy(made / name, path / name)
 
     return injure
+
+
+def in_archive(injure: OnFiles) -> OnFiles:
+    """A fault of a session whose capture is archived, as `ptat record` does."""
+
+    def archived(path: Path, choose: random.Random) -> None:
+        raw, description = path / "bus.0.raw", path / "session.json"
+        archive.pack(raw, path / "bus.0.ptb", BusReader(raw).stored_index())
+        raw.unlink()
+        content = json.loads(description.read_text())
+        content["board"]["channels"][0]["file"] = "bus.0.ptb"
+        seal_session(content, path)
+        description.write_text(json.dumps(content))
+        injure(path, choose)
+
+    return archived
+
+
+def flip_in_index(path: Path, choose: random.Random) -> None:
+    """Flip a bit of the index of an archive."""
+    file = path / "bus.0.ptb"
+    data = bytearray(file.read_bytes())
+    size = ArchiveStream(Source(file)).index_bytes
+    begin = data.rindex(block_index.MAGIC)
+    data[choose.randrange(begin, begin + size)] ^= 1 << choose.randrange(8)
+    file.write_bytes(data)
 
 
 def format_without_field(path: Path, choose: random.Random) -> None:
@@ -447,9 +474,10 @@ FAULTS = (
     Fault("capture truncated between blocks", cut("bus.0.raw", wire.BLOCK_BYTES)),
     Fault("bit of the capture flipped", flip("bus.0.raw")),
     Fault("bit of the capture flipped, salvaged", flip("bus.0.raw"), salvage=True),
-    Fault("outline truncated", cut("bus.0.outline", 1)),
-    Fault("bit of the outline flipped", flip("bus.0.outline")),
-    Fault("outline of another session", of_other_session("bus.0.outline")),
+    Fault("archive of the capture truncated", in_archive(cut("bus.0.ptb", 1))),
+    Fault("bit of the archive flipped", in_archive(flip("bus.0.ptb"))),
+    Fault("bit of the archive flipped, salvaged", in_archive(flip("bus.0.ptb")), salvage=True),
+    Fault("bit of the archive's index flipped", in_archive(flip_in_index)),
     Fault("block of another version", on_blocks(other_version_block)),
     Fault("block of another version, salvaged", on_blocks(other_version_block), salvage=True),
     Fault("accesses lost and counted", machine=lose_accesses),

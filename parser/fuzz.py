@@ -57,14 +57,11 @@ class Target:
         """Write the session."""
         import synthetic
 
-        from ptat_parser.capture import block_index
         from ptat_parser.formats import archive
 
         self.session = synthetic.Machine(1, cpus=self.cpus, entries=True, granularity=64).run(60)
         self.path = self.session.write(directory / "session")
         archive.pack(self.path / "bus.0.raw", self.path / "bus.0.ptb")
-        if self.file == "bus.0.outline":
-            block_index.write(self.path / "bus.0.raw")
 
     def inputs(self) -> list[bytes]:
         """What to start from; the first two are read before memory is limited."""
@@ -75,6 +72,23 @@ class Target:
         (self.path / self.file).write_bytes(self.seal(data))
         with contextlib.suppress(PtatError):
             self.read(self.path)
+
+
+class Index(Target):
+    """A session whose capture is archived with an index."""
+
+    def __init__(self) -> None:
+        super().__init__("index", _parse_archive, sealed_index)
+
+    def prepare(self, directory: Path) -> None:
+        """Write the session."""
+        from ptat_parser.capture.reader import BusReader
+
+        super().prepare(directory)
+        index = BusReader(self.path / "bus.0.raw").stored_index()
+        (self.path / self.file).write_bytes(index)
+        description = self.path / "session.json"
+        description.write_text(description.read_text().replace("bus.0.raw", "bus.0.ptb"))
 
 
 class Traps(Target):
@@ -229,23 +243,24 @@ def sealed_archive(data: bytes) -> bytes:
     return bytes(content) + rows + end.tobytes()
 
 
-def sealed_outline(data: bytes) -> bytes:
-    """With right CRCs of the footer and of the data; odd lengths stay as they are."""
-    from ptat_parser.capture import block_index
+def sealed_index(data: bytes) -> bytes:
+    """With right CRCs of the rows and of the data; what is too short stays as it is."""
+    from ptat_parser.capture.block_index import CHUNK, GROUP, HEADER
 
-    if len(data) & 1 or len(data) < block_index.HEADER.itemsize + block_index.END.itemsize:
+    if len(data) & 1 or len(data) < HEADER.itemsize:
         return data
-    content, end_at = bytearray(data), len(data) - block_index.END.itemsize
-    end = np.frombuffer(content, block_index.END, 1, end_at).copy()[0]
-    size = block_index.GROUP.itemsize
-    for at in range(end_at - size * min(int(end["groups"]), end_at // size), end_at, size):
-        row = np.frombuffer(content, block_index.GROUP, 1, at).copy()[0]
-        first = int(row["offset"])
+    content = bytearray(data)
+    header = np.frombuffer(content, HEADER, 1).copy()[0]
+    chunks = -(-int(header["blocks"]) // max(int(header["chunk_blocks"]), 1))
+    groups_at = HEADER.itemsize + chunks * CHUNK.itemsize
+    data_at = groups_at + int(header["groups"]) * GROUP.itemsize
+    for at in range(groups_at, min(data_at, len(content) - GROUP.itemsize + 1), GROUP.itemsize):
+        row = np.frombuffer(content, GROUP, 1, at).copy()[0]
+        first = data_at + int(row["offset"])
         row["data_crc"] = zlib.crc32(content[first : first + int(row["data_bytes"])])
-        content[at : at + size] = row.tobytes()
-    header = content[: block_index.HEADER.itemsize]
-    end["crc"] = zlib.crc32(header + content[int(end["offset"]) : end_at])
-    content[end_at:] = end.tobytes()
+        content[at : at + GROUP.itemsize] = row.tobytes()
+    header["crc"] = zlib.crc32(header.tobytes()[:-4] + content[HEADER.itemsize : data_at])
+    content[: HEADER.itemsize] = header.tobytes()
     return bytes(content)
 
 
@@ -294,9 +309,11 @@ def _parse(path: Path) -> None:
     parse(path, salvage=True)
 
 
-def _parse_with_outline(path: Path) -> None:
+def _parse_archive(path: Path) -> None:
+    from ptat_parser.formats import archive
     from ptat_parser.results.pipeline import parse
 
+    archive.pack(path / "bus.0.raw", path / "bus.0.ptb", (path / "index").read_bytes())
     parse(path)
 
 
@@ -323,7 +340,7 @@ TARGETS = {
     "description": Target("session.json", _session),
     "truth": Target("truth.0.bin", _read_truth),
     "parse-blocks": Target("bus.0.raw", _parse, sealed_blocks),
-    "parse-outline": Target("bus.0.outline", _parse_with_outline, sealed_outline),
+    "parse-index": Index(),
     "parse-log": Target("kernel/cpu0.raw", _parse),
     "parse-log-fields": LogFields(_parse),
     "check-log-fields": LogFields(_check),

@@ -21,9 +21,10 @@ from ptat_host import boards
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_host.cli import main
 from ptat_host.recording import requirements, session_recording
-from ptat_parser.capture import block_index
+from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.formats import archive
+from ptat_parser.formats.archive import ArchiveStream, open_stream
 
 METADATA = {
     "board": {"granularity_bytes": 64, "walk_reads": "psc", "channels": []},
@@ -375,45 +376,31 @@ def valid(request: RecordRequest) -> RecordResult:
     return RecordResult(0, True, metadata={"board": {**METADATA["board"], "channels": [channel]}})
 
 
-def told() -> list[int]:
-    """Accesses and stores that the outline tells of."""
-    seen = list(block_index.Outline(Path("out/bus.0.outline")).seen())
-    return [sum(each.accesses for each in seen), sum(each.stores[0].size for each in seen)]
-
-
-@pytest.mark.parametrize(
-    ("options", "there"),
-    [
-        ((), True),
-        (("--no-outline",), False),
-        (("--no-archive",), True),
-        (("--no-archive", "--no-outline"), False),
-    ],
-)
-def test_the_capture_has_an_outline(monkeypatch, capsys, options, there):
+def test_the_archive_has_an_index(monkeypatch):
     behave(monkeypatch, valid)
-    assert main(["record", "-o", "out", *options, "--", "true"]) == 0
-    assert Path("out/bus.0.outline").exists() == there
-    if there:
-        assert told() == [3000, 429]
-    assert "outline" not in capsys.readouterr().err
-
-
-def test_what_is_incomplete_has_no_outline(monkeypatch, capsys):
-    behave(monkeypatch, lambda request: replace(valid(request), complete=False, reason="why"))
-    main(["record", "-o", "out", "--", "true"])
-    assert not list(Path("out").glob("*.outline*"))
-    assert "outline" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space"), KeyboardInterrupt()])
-def test_that_there_is_no_outline_is_told(monkeypatch, capsys, error):
-    def fail(*_):
-        raise error
-
-    behave(monkeypatch, valid)
-    monkeypatch.setattr(block_index, "_table", fail)
     assert main(["record", "-o", "out", "--", "true"]) == 0
-    assert "bus.0.raw has no outline: " in capsys.readouterr().err
-    assert channel_file() == "bus.0.ptb"
+    reader = BusReader(Path("out/bus.0.ptb"), 3)
+    assert reader.index
+    seen = list(reader.index.seen())
+    assert sum(each.accesses for each in seen) == 3000
+    assert sum(each.stores[0].size for each in seen) == 429
     assert sorted(path.name for path in Path("out").iterdir()) == ["bus.0.ptb", "session.json"]
+
+
+def test_what_is_incomplete_or_damaged_has_no_index(monkeypatch, capsys):
+    def damaged(request):
+        result = valid(request)
+        data = bytearray((request.session_dir / "bus.0.raw").read_bytes())
+        data[500] ^= 1
+        (request.session_dir / "bus.0.raw").write_bytes(data)
+        return result
+
+    behave(monkeypatch, lambda request: replace(valid(request), complete=False, reason="why"))
+    main(["record", "-o", "incomplete", "--", "true"])
+    behave(monkeypatch, damaged)
+    assert main(["record", "-o", "damaged", "--", "true"]) == 0
+    for name in ("incomplete", "damaged"):
+        stream = open_stream(Path(name) / "bus.0.ptb")
+        assert isinstance(stream, ArchiveStream)
+        assert not stream.index_bytes
+    assert "uncompressed" not in capsys.readouterr().err

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 import synthetic
 
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.formats import archive
+
 
 @pytest.fixture
 def session(tmp_path) -> Callable[..., Path]:
@@ -15,6 +18,16 @@ def session(tmp_path) -> Callable[..., Path]:
         return machine.write(tmp_path / "session")
 
     return make
+
+
+def archived(path: Path, index: bytes | None = None) -> Path:
+    """Archive a session's capture, as `ptat record` does, with its own or another index."""
+    raw = path / "bus.0.raw"
+    archive.pack(raw, path / "bus.0.ptb", BusReader(raw).stored_index() if index is None else index)
+    raw.unlink()
+    text = (path / "session.json").read_text()
+    (path / "session.json").write_text(text.replace("bus.0.raw", "bus.0.ptb"))
+    return path
 
 
 def flip(path: Path, offset: int, bit: int = 1) -> None:

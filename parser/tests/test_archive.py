@@ -84,33 +84,6 @@ def test_reads_as_the_plain_file_does(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ptb", "raw"]
 
 
-def test_index(tmp_path):
-    path = write(tmp_path / "ptb", stream())
-    pieces = ArchiveStream(Source(path)).pieces
-    assert pieces["accesses"].sum() == 9000
-    assert pieces["lost"].tolist() == [0, 11, 0, 0, 0]
-    all_times = times(path)
-    of_piece = np.split(np.array(all_times), np.cumsum(pieces["accesses"])[:-1].astype(int))
-    assert pieces["first_ticks"].tolist() == [part[0] for part in of_piece]
-    assert pieces["last_ticks"].tolist() == [part[-1] for part in of_piece]
-
-
-@pytest.mark.parametrize(("start", "end"), [(0, 1), (100, 100), (20_000, 35_000), (0, 1 << 40)])
-def test_a_window_reads_only_its_pieces(tmp_path, start, end):
-    path = write(tmp_path / "ptb", stream())
-    wanted = [time for time in times(path) if start <= time <= end]
-    reader = BusReader(path).window(start, end)
-    reader.chunk_blocks = PIECE_BLOCKS
-    # Any piece that is touched beside those wanted would be found damaged.
-    pieces = ArchiveStream(Source(path)).pieces
-    outside = (pieces["last_ticks"] < start) | (pieces["first_ticks"] > end)
-    for row in pieces[outside]:
-        flip(path, int(row["offset"]) + PIECE.itemsize + 5)
-    found = [time for chunk in reader for time in chunk.time.tolist()]
-    assert [time for time in found if start <= time <= end] == wanted
-    assert bool(outside.sum()) == (end < 1 << 40)
-
-
 def test_truncated_anywhere(tmp_path):
     """What was whole before the cut is read, if asked; without asking, it is refused."""
     data = stream()

@@ -27,12 +27,9 @@ def test_bench_explains_what_it_made():
     assert figures["misses"] == 300_000 + 2 * 512
     for name in (
         "streaming",
-        "streaming_aligned",
         "archive",
-        "outline",
-        "without_outline",
-        "counts_archive",
         "counts_only",
+        "counts_raw",
         "to_parquet",
         "workers_2",
         "duckdb",

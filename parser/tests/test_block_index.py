@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
+import contextlib
 import json
 import pickle
 import random
@@ -9,24 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import flip
+from conftest import archived, flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_capture import encode
 from test_results import DAMAGES
 from test_segments import Steady, busy, busy_machine, digests
 
-from capture_model import Model
 from ptat_parser import parse, wire
 from ptat_parser.capture import block_index, decode
 from ptat_parser.capture import reader as capture_reader
-from ptat_parser.capture import writer as capture_writer
+from ptat_parser.capture.block_index import CHUNK, GROUP, HEADER
 from ptat_parser.capture.chunks import PlainChunk, Seen
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.checks.session import check
 from ptat_parser.errors import ParseError, PtatError
 from ptat_parser.formats import archive
-from ptat_parser.formats.session import Region, Session
+from ptat_parser.formats.archive import ArchiveStream
+from ptat_parser.formats.session import Region
 from ptat_parser.formats.storage import Source
 from ptat_parser.order import entry_pairs, first_pass
 from ptat_parser.replay import segments
@@ -53,28 +54,6 @@ def looked(monkeypatch) -> list[int]:
     return counts
 
 
-def outlined(path: Path) -> Path:
-    block_index.write(path / "bus.0.raw")
-    return path
-
-
-def archived(path: Path) -> Path:
-    """Like `ptat record --archive` leaves it."""
-    archive.pack(path / "bus.0.raw", path / "bus.0.ptb")
-    (path / "bus.0.raw").unlink()
-    text = (path / "session.json").read_text()
-    (path / "session.json").write_text(text.replace("bus.0.raw", "bus.0.ptb"))
-    return path
-
-
-def seal(data: bytearray, block: int) -> None:
-    """Make a block's CRC right again."""
-    whole = slice(block * wire.BLOCK_BYTES, (block + 1) * wire.BLOCK_BYTES)
-    words = np.frombuffer(data[whole], "<u8").copy()
-    capture_writer.seal(words, int(words[-1]) >> wire.CHECK_COUNT_SHIFT & 0xFFF)
-    data[whole] = words.tobytes()
-
-
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 1 << 32),
@@ -83,16 +62,14 @@ def seal(data: bytearray, block: int) -> None:
     entries=st.booleans(),
     chunk_blocks=st.sampled_from([1, 3, 40]),
     group_chunks=st.sampled_from([1, 5, 1 << 10]),
-    in_archive=st.booleans(),
     workers=st.sampled_from([1, 2]),
     few=st.booleans(),
 )
 def test_with_and_without_it_results_are_the_same(
-    tmp_path_factory, seed, lossy, granularity, entries, chunk_blocks, group_chunks, in_archive,
-    workers, few,
-):  # fmt: skip
+    tmp_path_factory, seed, lossy, granularity, entries, chunk_blocks, group_chunks, workers, few
+):
     path = busy(
-        tmp_path_factory.mktemp("outline") / "s",
+        tmp_path_factory.mktemp("index") / "s",
         seed, lossy=lossy, phases=4, granularity=granularity, entries=entries,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -103,13 +80,15 @@ def test_with_and_without_it_results_are_the_same(
             patch.setattr(first_pass, "INTERVALS_MAX", 3)
         parse(path)
         without = digests(path)
-        outlined(path)
-        if in_archive:
-            archived(path)
+        archived(path)
+        assert BusReader(path / "bus.0.ptb").index
         parse(path, workers=workers)
         assert digests(path) == without
-        reader = BusReader(path / ("bus.0.ptb" if in_archive else "bus.0.raw"))
-        assert block_index.Outline(path / "bus.0.outline").differs(reader) is None
+        assert [one.violations for one in check(path).checks if one.name == "index"] == [0]
+        patch.setattr(block_index, "DATA_BYTES_MAX", 100)  # there is none, nor stores in memory
+        assert not BusReader(path / "bus.0.ptb").stored_index()
+        parse(path, workers=workers, salvage=True)
+        assert digests(path) == without
 
 
 @settings(max_examples=60)
@@ -136,20 +115,19 @@ def test_a_survey_is_the_same(tmp_path_factory, records, spans_max):
     data, _ = encode([("access", 1, 0x1000, False), *records], repeat=40)
     path.write_bytes(data)
     region = Region(0x1000, 1 << 20, 16, 64, "pte")
-    found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capture_reader, "CHUNK_BLOCKS", 1)
         patch.setattr(first_pass, "INTERVALS_MAX", spans_max)
-        for with_outline in (False, True):
-            reader = BusReader(path)
-            if with_outline:
-                block_index.write(path)
-                assert block_index.use(reader, region)
-            found.append(first_pass.survey(reader, region))
-    one, other = (
+        reader = BusReader(path)
+        archive.pack(path, path.with_suffix(".ptb"), reader.stored_index())
+        found = [first_pass.survey(reader, region) for _ in range(2)]  # the second by the index
+        stored = BusReader(path.with_suffix(".ptb"))
+        assert stored.index
+        found.append(first_pass.survey(stored, region))
+    one, again, other = (
         {**vars(each), "stores": [c.tolist() for c in vars(each.stores).values()]} for each in found
     )
-    assert one == other
+    assert one == again == other
     since, until = np.array(other["losses"].intervals).T
     chunks = list(BusReader(path))
     lost = [(each.since_ticks, each.time_ticks) for chunk in chunks for each in chunk.lost]
@@ -164,149 +142,94 @@ def test_a_survey_is_the_same(tmp_path_factory, records, spans_max):
 
 
 @pytest.mark.parametrize("granularity", [8, 64])
-def test_blocks_are_not_looked_at_twice(tmp_path, looked, granularity):
+def test_only_chunks_with_other_words_are_verified_again(tmp_path, looked, granularity):
     path = busy(tmp_path / "s", granularity=granularity)
     parse(path)
-    assert sum(looked) == BusReader(path / "bus.0.raw").blocks
-    outlined(path)
+    blocks = BusReader(path / "bus.0.raw").blocks
+    assert blocks < sum(looked) < 2 * blocks
+    archived(path)
     looked.clear()
     parse(path)
-    assert not looked
-
-
-@pytest.mark.parametrize("way", ["raw", "archive", "two workers"])
-def test_damage_since_is_told_as_without(tmp_path, way):
-    """At any block, whether it is read in pieces, at once or word by word."""
-    whole = outlined(busy(tmp_path / "whole", phases=3))
-    size = BusReader(whole / "bus.0.raw").blocks
-    for block in range(size):
-        told = []
-        for with_outline in (True, False):
-            path = shutil.copytree(whole, tmp_path / f"{block}{with_outline}")
-            flip(path / "bus.0.raw", block * wire.BLOCK_BYTES + 500)
-            if not with_outline:
-                (path / "bus.0.outline").unlink()
-            if way == "archive":
-                archived(path)
-            with pytest.raises(ParseError, match=f"block {block} .*CRC") as error:
-                parse(path, workers=2 if way == "two workers" else 1)
-            told.append(error.value.message.replace(str(path), ""))
-            assert not (path / "results").exists()
-        assert told[0] == told[1]
-
-
-def test_damage_since_is_told_wherever_a_chunk_is_read(tmp_path, monkeypatch):
-    """In each of the pieces in which it is checked."""
-    piece = decode.PIECE_BLOCKS
-    chunk = 8 * piece + 3
-    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", chunk)
-    path = outlined(Model(400_000, pages=1000).write(tmp_path / "s"))
-    assert BusReader(path / "bus.0.raw").blocks > 2 * chunk  # the second has no marks
-    for block in {*range(0, chunk, piece - 1), piece, 2 * piece - 1, 8 * piece, chunk - 1}:
-        at = (chunk + block) * wire.BLOCK_BYTES + 500
-        flip(path / "bus.0.raw", at)
-        with pytest.raises(ParseError, match=f"block {chunk + block} .*CRC"):
-            parse(path, counts_only=True)
-        flip(path / "bus.0.raw", at)
-    parse(path)
-
-
-def test_damage_after_a_chunk_was_mapped_is_told(tmp_path, monkeypatch):
-    """Each piece is compared right before it is used, not when its chunk is mapped."""
-    piece = decode.PIECE_BLOCKS
-    chunk = 4 * piece
-    monkeypatch.setattr(capture_reader, "CHUNK_BLOCKS", chunk)
-    path = outlined(Model(400_000, pages=1000).write(tmp_path / "s"))
-    block = chunk + piece
-    maps = PlainChunk.mapped
-
-    def mapped_then_changed(self):
-        words = maps(self)
-        if words is not None and self.start_bytes == chunk * wire.BLOCK_BYTES:
-            with (path / "bus.0.raw").open("r+b") as file:
-                file.seek(block * wire.BLOCK_BYTES + 500)
-                file.write(b"\x55")
-        return words
-
-    monkeypatch.setattr(PlainChunk, "mapped", mapped_then_changed)
-    with pytest.raises(ParseError, match=f"block {block} .*CRC"):
-        parse(path, counts_only=True)
+    assert 0 < sum(looked) < blocks
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("in_archive", [False, True])
-def test_a_capture_that_is_another_is_told(tmp_path, workers, in_archive):
-    """Also where each block is right in itself."""
-    whole = outlined(busy(tmp_path / "whole", phases=3))
-    data = (whole / "bus.0.raw").read_bytes()
-    choose = random.Random(workers)
-    for block in range(len(data) // wire.BLOCK_BYTES):
-        path = shutil.copytree(whole, tmp_path / str(block))
-        changed = bytearray(data)
-        count = int.from_bytes(data[(block + 1) * wire.BLOCK_BYTES - 2 :][:2], "little") & 0xFFF
-        word = block * wire.BLOCK_BYTES + 8 * (2 + choose.randrange(max(count - 2, 1)))
-        swapped = slice(word, word + 16)  # two records change places
-        changed[swapped] = changed[word + 8 : word + 16] + changed[word : word + 8]
-        seal(changed, block)
-        if changed == data:
-            continue
-        (path / "bus.0.raw").write_bytes(changed)
-        if in_archive:
-            archived(path)
-        with pytest.raises(ParseError, match=r"bus.0.outline: is not of bus.0.*remove it"):
+def test_damage_to_a_piece_is_told(tmp_path, workers):
+    path = archived(busy(tmp_path / "s", phases=3))
+    pieces = ArchiveStream(Source(path / "bus.0.ptb")).pieces
+    for row in pieces:
+        flip(path / "bus.0.ptb", int(row["offset"]) + 100)
+        with pytest.raises(ParseError, match=r"piece \d+ .*damaged"):
             parse(path, workers=workers)
-        (violation,) = [c.first for c in check(path).checks if c.name == "outline"]
-        assert violation.file == "bus.0.outline"
-        (path / "bus.0.outline").unlink()
-        parse(path, workers=workers)
+        assert not (path / "results").exists()
+        flip(path / "bus.0.ptb", int(row["offset"]) + 100)
+    parse(path, workers=workers)
+
+
+def test_one_of_another_capture_is_told_by_check(tmp_path):
+    """Also where each block is right in itself, as all CRCs are."""
+    path, other = busy(tmp_path / "s", phases=3), busy(tmp_path / "other", seed=4, phases=3)
+    size = min(BusReader(one / "bus.0.raw").blocks for one in (path, other))
+    for one in (path, other):
+        with (one / "bus.0.raw").open("r+b") as file:
+            file.truncate(size * wire.BLOCK_BYTES)
+    index = BusReader(other / "bus.0.raw").stored_index()
+    (violation,) = [c.first for c in check(archived(path, index)).checks if c.name == "index"]
+    assert violation.file == "bus.0.ptb"
+    assert violation.message == "not of this capture"
 
 
 @pytest.mark.parametrize(("damage", "error", "message"), DAMAGES, ids=[m for *_, m in DAMAGES])
 def test_bad_input_is_told_as_without(session, damage, error, message):
-    path = outlined(session(steps=600))
+    path = session(steps=600)
     damage(path)
+    with contextlib.suppress(PtatError, OSError):  # where blocks are damaged there is none
+        archived(path)
     with pytest.raises(error, match=message):
         parse(path)
     assert not (path / "results").exists()
 
 
-def test_one_of_other_chunks_is_left_out(session, looked, monkeypatch):
+def test_one_of_other_chunks_is_left_out(session, monkeypatch):
     path = session(steps=600)
     with monkeypatch.context() as patch:
         patch.setattr(capture_reader, "CHUNK_BLOCKS", 2)
-        outlined(path)
-    looked.clear()
+        archived(path)
+        assert BusReader(path / "bus.0.ptb").index
+    assert not BusReader(path / "bus.0.ptb").index
     parse(path)
-    assert looked
 
 
-def test_one_of_other_pieces_is_left_out(small, tmp_path, looked):
-    path = shutil.copytree(small, tmp_path / "s")
-    file = path / "bus.0.outline"
-    file.write_bytes(sealed(file.read_bytes(), set_to("piece", 8, "header")))
+def test_one_of_a_later_version_is_left_out(session):
+    path = session(steps=600)
+    index = bytearray(BusReader(path / "bus.0.raw").stored_index())
+    index[8] += 1
+    archived(path, bytes(index))
+    assert not BusReader(path / "bus.0.ptb").index
     parse(path)
-    assert looked
 
 
-def test_salvage_does_without(session, looked):
-    path = outlined(session(steps=600))
-    flip(path / "bus.0.raw", 8192 + 100)
-    looked.clear()
-    assert parse(path, salvage=True).summary["losses"]["blocks"] == 1
-    assert looked
+def test_salvage_does_without(session):
+    path = session(steps=600)
+    index = bytearray(BusReader(path / "bus.0.raw").stored_index())
+    index[-1] ^= 1
+    archived(path, bytes(index))
+    with pytest.raises(ParseError, match=r"index is damaged .*salvage"):
+        parse(path)
+    assert not check(path).ok
+    parse(path, salvage=True)
 
 
 def test_an_incomplete_recording_does_without(session, looked):
-    path = outlined(session(steps=300))
+    path = archived(session(steps=300))
     fields = json.loads((path / "session.json").read_text())
     fields.update(complete=False, incomplete_reason="interrupted")
     (path / "session.json").write_text(json.dumps(fields))
-    looked.clear()
     parse(path)
-    assert looked
+    assert sum(looked) >= BusReader(path / "bus.0.ptb").blocks
 
 
-# The file -----------------------------------------------------------------------------------------
+# Its bytes ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -317,56 +240,49 @@ def small(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(capture_reader, "CHUNK_BLOCKS", 3)
         patch.setattr(block_index, "GROUP_RECORDS", 300)
-        outlined(path)
+        (path / "index").write_bytes(BusReader(path / "bus.0.raw").stored_index())
     return path
+
+
+def read_back(small: Path, path: Path, index: bytes) -> None:
+    """Have all of an index read, of an archive of the small session's capture."""
+    archive.pack(small / "bus.0.raw", path, index)
+    reader = BusReader(path)
+    assert reader.index
+    list(reader.index.seen())
 
 
 @settings(max_examples=150)
 @given(data=st.data())
 def test_damage_to_it_is_told(small, tmp_path_factory, data):
-    """Nothing of it can be changed without being told."""
-    path = tmp_path_factory.mktemp("damaged") / "bus.0.outline"
-    whole = (small / "bus.0.outline").read_bytes()
-    at = data.draw(st.integers(0, len(whole) - 1))
-    if data.draw(st.booleans()):
-        path.write_bytes(whole[:at])
-    else:
-        path.write_bytes(whole)
-        flip(path, at, 1 << data.draw(st.integers(0, 7)))
-    with pytest.raises(ParseError, match="remove it"):
-        list(block_index.Outline(path).seen())
-
-
-def test_damage_to_it_is_told_by_who_parses(small, tmp_path):
-    for at in (0, 30, -200, -1):
-        path = shutil.copytree(small, tmp_path / str(at))
-        size = (path / "bus.0.outline").stat().st_size
-        flip(path / "bus.0.outline", at % size)
-        with pytest.raises(ParseError, match=r"bus.0.outline: .*remove it"):
-            parse(path)
-        assert not check(path).ok
-        (path / "bus.0.outline").unlink()
-        parse(path)
+    """Nothing of it can be changed without being told, but its version."""
+    path = tmp_path_factory.mktemp("damaged") / "bus.0.ptb"
+    whole = (small / "index").read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1).filter(lambda at: not 8 <= at < 16))
+    changed = bytearray(whole)
+    changed[at] ^= 1 << data.draw(st.integers(0, 7))
+    cut = data.draw(st.booleans()) and at
+    with pytest.raises(ParseError, match="index is damaged"):
+        read_back(small, path, whole[:at] if cut else bytes(changed))
 
 
 def sealed(data: bytes, change) -> bytes:
-    """With a right CRC, after `change` of header, rows of chunks and groups, and end."""
-    header = np.frombuffer(data, block_index.HEADER, 1).copy()[0]
-    end = np.frombuffer(data, block_index.END, 1, len(data) - block_index.END.itemsize).copy()[0]
-    at = int(end["offset"])
-    footer = bytearray(data[at : -block_index.END.itemsize])
-    chunks_bytes = -(-int(end["blocks"]) // 3) * block_index.CHUNK.itemsize
-    groups_at = len(footer) - int(end["groups"]) * block_index.GROUP.itemsize
-    chunks = np.frombuffer(memoryview(footer)[:chunks_bytes], block_index.CHUNK)
-    groups = np.frombuffer(memoryview(footer)[groups_at:], block_index.GROUP)
-    change(header=header, chunks=chunks, groups=groups, end=end)
-    end["crc"] = zlib.crc32(header.tobytes() + footer)
-    return header.tobytes() + data[block_index.HEADER.itemsize : at] + footer + end.tobytes()
+    """With a right CRC, after `change` of header and rows of chunks and groups."""
+    header = np.frombuffer(data, HEADER, 1).copy()[0]
+    chunks_bytes = -(-int(header["blocks"]) // 3) * CHUNK.itemsize
+    groups_at = HEADER.itemsize + chunks_bytes
+    data_at = groups_at + int(header["groups"]) * GROUP.itemsize
+    chunks = np.frombuffer(data[HEADER.itemsize : groups_at], CHUNK).copy()
+    groups = np.frombuffer(data[groups_at:data_at], GROUP).copy()
+    change(header=header, chunks=chunks, groups=groups)
+    rows = chunks.tobytes() + groups.tobytes()
+    header["crc"] = zlib.crc32(header.tobytes()[:-4] + rows)
+    return header.tobytes() + rows + data[data_at:]
 
 
 def set_to(field: str, value: int, of: str = "chunks"):
     def change(**parts):
-        if of in ("header", "end"):
+        if of == "header":
             parts[of][field] = value
         else:
             parts[of][field][0] = value
@@ -383,91 +299,47 @@ def set_to(field: str, value: int, of: str = "chunks"):
         set_to("stores", 1 << 20),
         set_to("others", 1 << 31),
         set_to("end_ticks", 1 << 63),
+        set_to("next_block", -1),
+        set_to("missing", 1),
         set_to("offset", 1 << 62, "groups"),
         set_to("data_bytes", 1 << 31, "groups"),
         set_to("chunks", 1 << 40, "groups"),
         set_to("chunks", 0, "groups"),
-        set_to("blocks", 1 << 60, "end"),
-        set_to("groups", 1 << 60, "end"),
-        set_to("offset", 1 << 63, "end"),
+        set_to("blocks", 1 << 60, "header"),
+        set_to("groups", 0, "header"),
     ],
 )
 def test_what_cannot_be_is_not_believed(small, tmp_path, change):
-    path = tmp_path / "bus.0.outline"
-    whole = (small / "bus.0.outline").read_bytes()
-    path.write_bytes(sealed(whole, lambda **_: None))
-    list(block_index.Outline(path).seen())
-    path.write_bytes(sealed(whole, change))
-    with pytest.raises(ParseError, match="remove it"):
-        list(block_index.Outline(path).seen())
+    whole = (small / "index").read_bytes()
+    read_back(small, tmp_path / "right.ptb", sealed(whole, lambda **_: None))
+    with pytest.raises(ParseError, match="index is damaged"):
+        read_back(small, tmp_path / "wrong.ptb", sealed(whole, change))
 
 
-def test_of_another_version(small, tmp_path):
-    path = tmp_path / "bus.0.outline"
-    shutil.copy(small / "bus.0.outline", path)
-    flip(path, 8, 2)
-    with pytest.raises(ParseError, match="version 3; this ptat reads version 1"):
-        block_index.Outline(path)
-
-
-def test_its_stores_are_those_of_the_chunks(small):
-    found = block_index.Outline(small / "bus.0.outline")
-    there = [chunk.stores() for chunk in BusReader(small / "bus.0.raw")]
-    assert sum(position.size for position, *_ in there) > 3 * block_index.GROUP_RECORDS
-    for number in random.Random(1).sample(range(len(there)), len(there)):
-        for one, other in zip(found.stores(number, number + 1), there[number], strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-def test_stores_are_remembered_if_they_are_not_too_many(small, monkeypatch):
-    """Those of the first group, where the second's are too many."""
-    groups = list(block_index.Outline(small / "bus.0.outline").seen())
-    sizes = [seen.stores[0].size for seen in groups]
-    assert len(groups) > 1 and sizes[1]
-    whole = block_index.Outline(small / "bus.0.outline")
-    for _ in range(2):
-        list(whole.seen())
-        assert whole._stores_remembered == sum(sizes)
-    read = []
-    decode = block_index.Outline._seen
-    monkeypatch.setattr(
-        block_index.Outline, "_seen", lambda self, group: read.append(group) or decode(self, group)
-    )
-    monkeypatch.setattr(block_index, "STORES_REMEMBERED", sizes[0] + sizes[1] - 1)
-    found = block_index.Outline(small / "bus.0.outline")
-    fresh = block_index.Outline(small / "bus.0.outline")
-    list(found.seen())
-    chunks = len(found.chunks)
-    read.clear()
-    remembered = found.stores(0, chunks)
-    assert read == list(range(1, len(groups)))
-    again = fresh.stores(0, chunks)
-    for one, other in zip(remembered, again, strict=True):
-        np.testing.assert_array_equal(one, other)
-        assert one.dtype == other.dtype
-    sent = pickle.loads(pickle.dumps(found))
-    assert not sent._remembered and not sent._stores_remembered
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_stores_of_a_part(tmp_path, told):
-    """Where something was lost they are not given, nor, unless told, where there are marks."""
+@pytest.mark.parametrize("stored", [False, True])
+def test_stores_of_a_part(tmp_path, stored):
+    """Where something was lost they are not given."""
     machine = busy_machine(kind=Steady)
     at = len(machine.bus) // 2
     machine.bus[at] = machine.bus[at][0], None, 1
-    path = outlined(machine.write(tmp_path / "s"))
-    reader = BusReader(path / "bus.0.raw")
-    if told:
-        assert block_index.use(reader, Session(path).region)
+    path = machine.write(tmp_path / "s")
     chunks = list(BusReader(path / "bus.0.raw").chunks())
-    there = [Seen.of(chunk) for chunk in reader.chunks()]
-    good = [not chunk.lost if told else isinstance(chunk, PlainChunk) for chunk in chunks]
-    assert not good[-1] or told
+    there = [Seen.of(chunk.decoded()) for chunk in BusReader(path / "bus.0.raw").chunks()]
+    assert any(isinstance(chunk, PlainChunk) for chunk in chunks)
+    if stored:
+        archived(path)
+        reader = BusReader(path / "bus.0.ptb")
+    else:
+        reader = BusReader(path / "bus.0.raw")
+        assert reader.stores() is None
+        for _ in reader.seen():
+            pass
+    good = [not chunk.lost for chunk in chunks]
     choose = random.Random(2)
     compared = 0
     for _ in range(200):
         first, end = sorted(choose.sample(range(len(there) + 1), 2))
-        part = reader.part(3 * first, min(3 * end, reader.blocks))
+        part = pickle.loads(pickle.dumps(reader)).part(3 * first, min(3 * end, reader.blocks))
         found = part.stores()
         assert (found is not None) == all(good[first:end])
         if found:
@@ -477,78 +349,20 @@ def test_stores_of_a_part(tmp_path, told):
     assert 20 < compared < 200
 
 
-def test_it_is_whole_or_not_there(session, monkeypatch):
-    path = session(steps=200)
-    flip(path / "bus.0.raw", 100)
-    with pytest.raises(ParseError, match="CRC"):
-        block_index.write(path / "bus.0.raw")
-    assert not list(path.glob("bus.0.outline*"))
-
-
-def test_no_session_is_needed_to_read_it(small):
-    assert sum(
-        seen.accesses for seen in block_index.Outline(small / "bus.0.outline").seen()
-    ) == sum(chunk.accesses for chunk in BusReader(small / "bus.0.raw").chunks())
-
-
-def test_it_can_be_sent(small):
-    """To another process, as a reader that has it is."""
-    found = pickle.loads(pickle.dumps(block_index.Outline(small / "bus.0.outline")))
-    assert isinstance(found._source, Source)
-    assert list(found.seen())
-
-
-# Sums ---------------------------------------------------------------------------------------------
-
-
-@given(
-    seed=st.integers(0, 1 << 32),
-    size=st.integers(1, 40),
-    changes=st.lists(
-        st.tuples(st.integers(0, 40 * 1024 - 1), st.integers(1, (1 << 64) - 1)),
-        min_size=1, max_size=1,
-    ) | st.tuples(st.integers(0, 40 * 1024 - 1), st.integers(0, 40 * 1024 - 1)),
-)  # fmt: skip
-def test_sums_tell_one_change_and_two_that_change_places(seed, size, changes):
-    words = np.random.default_rng(seed).integers(0, 1 << 64, (size, 1024), np.uint64)
-    before = decode.sums_of(words)
-    assert before.shape == (-(-size // decode.PIECE_BLOCKS), 2)
-    flat = words.reshape(-1)
-    if isinstance(changes, list):
-        ((at, bits),) = changes
-        flat[at % flat.size] ^= np.uint64(bits)
-    else:
-        one, other = (at % flat.size for at in changes)
-        if flat[one] == flat[other]:
-            return
-        flat[[one, other]] = flat[[other, one]]
-    assert (decode.sums_of(words) != before).any()
-
-
-def test_sums_are_what_they_are_said_to_be():
-    words = np.random.default_rng(1).integers(
-        0, 1 << 64, (decode.PIECE_BLOCKS + 2, 1024), np.uint64
-    )
-    for piece, (total, by_place) in enumerate(decode.sums_of(words).tolist()):
-        here = words[piece * decode.PIECE_BLOCKS :][: decode.PIECE_BLOCKS].ravel().tolist()
-        assert total == sum(here) % (1 << 64)
-        assert by_place == sum(i * word for i, word in enumerate(here, 1)) % (1 << 64)
-
-
 def test_nothing_but_errors_of_ptat(small, tmp_path):
     """Whatever stands in it, and its CRCs are right."""
     choose = random.Random(5)
-    whole = (small / "bus.0.outline").read_bytes()
-    path = shutil.copytree(small, tmp_path / "s")
+    whole = (small / "index").read_bytes()
     refused = 0
-    for _ in range(60):
+    for number in range(60):
+        path = shutil.copytree(small, tmp_path / str(number))
 
         def change(chunks, **_):
-            field = choose.choice(block_index.CHUNK.names)
+            field = choose.choice(CHUNK.names)
             row = choose.randrange(len(chunks))
-            chunks[field][row] ^= np.uint64(1) << np.uint64(choose.randrange(20))
+            chunks[field][row] ^= chunks[field].dtype.type(1 << choose.randrange(20))
 
-        (path / "bus.0.outline").write_bytes(sealed(whole, change))
+        archived(path, sealed(whole, change))
         try:
             parse(path)
         except PtatError:
@@ -559,15 +373,16 @@ def test_nothing_but_errors_of_ptat(small, tmp_path):
 def test_groups_are_bounded(tmp_path, monkeypatch):
     """However many records other than reads there are, few are held at a time."""
     monkeypatch.setattr(block_index, "GROUP_RECORDS", 3000)
+    raw, stored = tmp_path / "bus.0.raw", tmp_path / "bus.0.ptb"
     data, _ = encode([("access", 1, 64, True), ("lost", 1, 9, None)], repeat=20_000)
-    (tmp_path / "bus.0.raw").write_bytes(data)
-    block_index.write(tmp_path / "bus.0.raw")
-    found = block_index.Outline(tmp_path / "bus.0.outline")
-    groups = [seen.stores[0].size + len(seen.lost) for seen in found.seen()]
+    raw.write_bytes(data)
+    archive.pack(raw, stored, BusReader(raw).stored_index())
+    index = BusReader(stored).index
+    groups = [seen.stores[0].size + len(seen.lost) for seen in index.seen()]
     assert sum(groups) == 40_000
     assert max(groups) < 3000 + 3 * wire.BLOCK_WORDS
     monkeypatch.setattr(
         block_index, "GROUP_RECORDS", max(groups) - 3 * (wire.BLOCK_RECORDS_MAX + 1)
     )
     with pytest.raises(ParseError, match="damaged"):
-        block_index.Outline(tmp_path / "bus.0.outline")
+        BusReader(stored)

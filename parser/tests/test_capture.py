@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptat_parser import wire
-from ptat_parser.capture import reader as capture_reader
-from ptat_parser.capture.chunks import Chunk, PlainChunk
+from ptat_parser.capture.chunks import Chunk, Seen
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter, seal
 from ptat_parser.errors import BadInput, ParseError
@@ -164,7 +163,7 @@ def written(path: Path, kinds: list[str]) -> None:
     path.write_bytes(data[[kind != "missing" for kind in kinds]].tobytes())
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     kinds=st.lists(
         st.one_of(st.sampled_from(["reads", "writes"]), st.sampled_from(sorted(BLOCKS))),
@@ -172,61 +171,32 @@ def written(path: Path, kinds: list[str]) -> None:
         max_size=14,
     ).filter(lambda kinds: set(kinds) - {"missing", "damaged"}),
     chunk_blocks=st.integers(1, 5),
-    least=st.integers(1, 3),
     first=st.integers(0, 2),
 )
-def test_parts_of_chunks_hold_the_same(tmp_path_factory, kinds, chunk_blocks, least, first):
+def test_who_has_an_index_reads_the_same(tmp_path_factory, kinds, chunk_blocks, first):
     path = tmp_path_factory.mktemp("parts") / "bus.0.raw"
     written(path, kinds)
     reader = BusReader(path, salvage=True)
     reader.chunk_blocks = chunk_blocks
-    assert sum(chunk.accesses for chunk in reader) > 0 or set(kinds) <= {
-        "marks", "damaged", "missing"
-    }  # fmt: skip
-    first = min(first * chunk_blocks, reader.blocks // chunk_blocks * chunk_blocks)
-    part = reader.part(first, reader.blocks)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capture_reader, "APART_BLOCKS", least)
-        parts = [
-            (number, chunk.after, isinstance(chunk, PlainChunk), chunk.stores(), chunk.decoded())
-            for number, chunk in part.numbered(apart=True)
-        ]
-    chunks = [(number, chunk.decoded()) for number, chunk in part.numbered()]
-    assert told([chunk for *_, chunk in parts]) == told([chunk for _, chunk in chunks])
-
-    assert [number for number, _ in chunks[:1]] in ([], [first // chunk_blocks])
-    until: dict[int, int] = {}  # so many accesses are there when a chunk ends
-    for number, chunk in chunks:
-        until[number] = until.get(number - 1, 0) + chunk.accesses
-    accesses = 0
-    for at, (number, after, plain, stores, chunk) in enumerate(parts):
-        accesses += chunk.accesses
-        left = [later for of, *_, later in parts[at + 1 :] if of == number and later.accesses]
-        assert after == (left[0].access(0) if left else None)
-        assert accesses == until[number] or left
-        for one, other in zip(stores, chunk.stores(), strict=True):
-            np.testing.assert_array_equal(one, other)
-        assert not (plain and (chunk.lost or chunk.marks))
+    whole = [chunk.decoded() for chunk in reader.chunks()]
+    seen = list(reader.seen())
+    assert reader.index
+    assert told([chunk.decoded() for chunk in reader.chunks()]) == told(whole)
+    again = list(reader.seen())
+    if reader.index.chunks["missing"][-1:].any():  # which no chunk has
+        assert seen.pop().lost
+    assert told_of(Seen.joined(seen)) == told_of(Seen.joined(again))
+    first = min(first, reader.blocks // chunk_blocks)
+    part = reader.part(first * chunk_blocks, reader.blocks)
+    assert told(list(part)) == told(whole[first:])
+    for one, other in zip(part.chunks(), whole[first:], strict=True):
+        for column, expected in zip(one.stores(), other.stores(), strict=True):
+            np.testing.assert_array_equal(column, expected)
 
 
-def test_longer_runs_of_accesses_are_apart(tmp_path, monkeypatch):
-    """Not those whose first block follows a gap, which is told with it."""
-    monkeypatch.setattr(capture_reader, "APART_BLOCKS", 3)
-    path = tmp_path / "bus.0.raw"
-    runs = "pause reads reads writes marks reads reads few reads reads reads missing reads"
-    written(path, [*runs.split(), "reads", "reads"])
-    reader = BusReader(path)
-    whole = list(reader)
-    found = [(type(part).__name__, part.accesses) for _, part in reader.numbered(apart=True)]
-    assert len(whole) == 1
-    assert sum(accesses for _, accesses in found) == whole[0].accesses
-    full = wire.BLOCK_RECORDS_MAX
-    assert found == [
-        ("Chunk", 21),
-        ("PlainChunk", 3 * full),
-        ("Chunk", 2 * full + 2),
-        ("Chunk", 6 * full),
-    ]
+def told_of(seen: Seen) -> list:
+    """What is in chunks besides reads."""
+    return [*seen[:3], *(column.tolist() for column in seen.stores), list(seen.lost), seen.marks]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +209,7 @@ def test_stores_are_told_where_nothing_is_missing(tmp_path, last, cut_bytes, all
     os.truncate(path, path.stat().st_size - cut_bytes)
     reader = BusReader(path, salvage=True)
     reader.chunk_blocks = 1
-    there, *_ = [chunk.stores() for chunk in reader.chunks()]
+    there, *_ = [seen.stores for seen in reader.seen()]
     assert (reader.stores() is not None) == all_there
     before = reader.part(0, 1).stores()
     assert before

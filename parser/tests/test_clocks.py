@@ -11,11 +11,9 @@ from test_merge import in_two_channels
 from test_replay import replay
 
 from ptat_parser import parse, wire
-from ptat_parser.capture import reader as capture_reader
 from ptat_parser.capture.writer import seal
 from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput
-from ptat_parser.formats import archive
 from ptat_parser.order.clock import Clock
 from ptat_parser.replay import state as replay_state
 
@@ -190,21 +188,3 @@ def test_all_of_it_together(tmp_path, channels, lost, ppm, wraps):
     assert len(expected) > len(true) / 4 or lost
     report = check(path)
     assert report.ok or lost is not None
-
-
-def test_a_window_of_an_archive_beyond_the_wrap(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "PIECE_BYTES", wire.BLOCK_BYTES)
-    machine = synthetic.Machine(1).run(800)
-    path = machine.write(tmp_path / "s")
-    shift = (1 << wire.TIME_BITS) - machine.bus[len(machine.bus) // 2][0]
-    move_bus_clock(path, shift)
-    archive.pack(path / "bus.0.raw", path / "bus.0.ptb")
-    reader = capture_reader.BusReader(path / "bus.0.ptb")
-    times = np.concatenate([chunk.time for chunk in reader])
-    for start, end in ((0.1, 0.2), (0.45, 0.55), (0.7, 0.9)):
-        first, last = (int(times[int(part * times.size)]) for part in (start, end))
-        window = capture_reader.BusReader(path / "bus.0.ptb").window(first, last)
-        found = np.concatenate([chunk.time for chunk in window])
-        inside = (times >= first) & (times < last)
-        assert np.array_equal(found[(found >= first) & (found < last)], times[inside])
-        assert found.size < times.size

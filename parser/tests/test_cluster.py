@@ -34,16 +34,16 @@ def test_a_worker_that_is_killed_changes_nothing(tmp_path, cluster, monkeypatch)
     path = busy(tmp_path / "s")
     parse(path)
     expected = digests(path)
-    add = segments.Joined.add
+    add = segments.Joined.add_pages
     joined = []
 
-    def kill_once(self, part):
-        joined.append(part)
+    def kill_once(self, pages):
+        joined.append(pages)
         if len(joined) == 2:
             os.kill(cluster.workers[0].pid, signal.SIGKILL)
-        return add(self, part)
+        return add(self, pages)
 
-    monkeypatch.setattr(segments.Joined, "add", kill_once)
+    monkeypatch.setattr(segments.Joined, "add_pages", kill_once)
     parse(path, address=cluster.scheduler_address)
     assert len(joined) > 3
     assert digests(path) == expected

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,8 @@ from test_merge import in_two_channels
 from test_segments import busy, digests, small_spans  # noqa: F401
 
 import ptat_parser
-from ptat_parser import parse, wire
-from ptat_parser.capture import block_index
+from ptat_parser import parse
+from ptat_parser.capture.reader import BusReader
 from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput, ParseError, SessionError
 from ptat_parser.formats import archive, storage
@@ -66,12 +65,12 @@ def upload(session: Path, url: str) -> Path:
 def archived(session: Path) -> Path:
     """With its capture as `ptat record` leaves it."""
     description = json.loads((session / "session.json").read_text())
-    if len(description["board"]["channels"]) == 1:
-        block_index.write(session / description["board"]["channels"][0]["file"])
-    for channel in description["board"]["channels"]:
+    channels = description["board"]["channels"]
+    for channel in channels:
         raw = session / channel["file"]
+        index = BusReader(raw).stored_index() if len(channels) == 1 else b""
         channel["file"] = str(Path(channel["file"]).with_suffix(".ptb"))
-        archive.pack(raw, session / channel["file"])
+        archive.pack(raw, session / channel["file"], index)
         raw.unlink()
     (session / "session.json").write_text(json.dumps(description))
     return session
@@ -93,28 +92,13 @@ def test_results_are_the_same_there(tmp_path, store, channels, monkeypatch):
     assert check(where).ok == check(session).ok
 
 
-def test_another_thread_reads_ahead_from_there(tmp_path, monkeypatch):
-    """But not from files here, which other processes read."""
-    readers = set()
-    readinto = storage.Source.readinto
-
-    def note(source, start_bytes, view):
-        if len(view) >= wire.BLOCK_BYTES:
-            readers.add(threading.current_thread())
-        return readinto(source, start_bytes, view)
-
+def test_any_number_of_workers_there_is_one(tmp_path):
+    """Connections cannot be forked."""
     session = busy(tmp_path / "s", phases=3)
     parse(session)
-    expected = digests(session)
-    monkeypatch.setattr(storage.Source, "readinto", note)
-    parse(session, workers=2)
-    assert readers == {threading.main_thread()}
-    readers.clear()
     where = upload(session, f"memory://{tmp_path.name}-raw")
     parse(where, workers=2)
-    assert digests(where).keys() == expected.keys()
-    assert len(readers) == 1
-    assert threading.main_thread() not in readers
+    assert digests(where) == digests(session)
 
 
 def test_a_trace_from_there(tmp_path, store):

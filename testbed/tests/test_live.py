@@ -22,7 +22,7 @@ BLOCKS = 60
 SCRIPT = """
 "$1" udp 0 "$2" >/tmp/port &
 while ! read -r port 2>/dev/null </tmp/port; do sleep 0.1; done
-"$3" -m ptat_host.cli record --no-archive --no-outline --board "udp:127.0.0.1:$port" \\
+"$3" -m ptat_host.cli record --no-archive --board "udp:127.0.0.1:$port" \\
     -o /tmp/inner -- gups --bytes 1M --updates 1280 >&2
 status=$?
 kill %1
@@ -38,7 +38,6 @@ def test_a_machine_traces_itself(tmp_path):
     outer = [
         "record",
         "--no-archive",
-        "--no-outline",
         "--no-maps",
         "-o",
         str(tmp_path / "outer"),

@@ -24,7 +24,6 @@ from ptat_host.commands.record import add_board, add_board_options, board_option
 
 MAPPING = Path("ptat-mapping.json")
 
-
 ADDRESSES = 400
 
 

@@ -14,7 +14,6 @@ from ptat_parser.errors import PtatError
 if TYPE_CHECKING:
     from ptat_parser import Results
 
-
 SESSIONS = Path("ptat-sessions")
 
 

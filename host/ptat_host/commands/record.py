@@ -44,14 +44,7 @@ def add(commands: Commands[Parser]) -> None:
         "--archive",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compress the capture when the recording has ended (default: --archive)",
-    )
-    parser.add_argument(
-        "--outline",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="write an outline of the capture when the recording has ended,"
-        " with which `ptat parse` reads it only once (default: --outline)",
+        help="compress and index the capture when the recording has ended (default: --archive)",
     )
     add_recording(parser)
     parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
@@ -186,9 +179,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
     request = record_request(arguments, board, command)
     session = new_session(arguments.output, command)
-    result = record_one(
-        board, request, session, archive=arguments.archive, outline=arguments.outline
-    )
+    result = record_one(board, request, session, archive=arguments.archive)
     return recorded(session, result, arguments.strict)
 
 
@@ -236,13 +227,12 @@ def record_one(
     session: Path,
     *,
     archive: bool = True,
-    outline: bool = True,
 ) -> RecordResult:
     """Record into a session of one board or several."""
     from ptat_host.recording import session_recording
 
     request = replace(request, session_dir=session.resolve())
-    return session_recording.record(board, request, archive=archive, outline=outline)
+    return session_recording.record(board, request, archive=archive)
 
 
 def recorded(session: Path, result: RecordResult, strict: bool) -> int:

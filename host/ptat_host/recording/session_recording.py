@@ -122,18 +122,14 @@ def given_session(directory: Path) -> Path:
     return directory
 
 
-def record(
-    board: Board, request: RecordRequest, *, archive: bool = True, outline: bool = True
-) -> RecordResult:
+def record(board: Board, request: RecordRequest, *, archive: bool = True) -> RecordResult:
     """Record into `request.session_dir`, which is there and empty, and describe the session.
 
     An interruption (Ctrl-C, SIGTERM) and a machine that dies leave a readable session that is
     marked incomplete. If nothing could be recorded there is no session: the directory goes too,
     unless the board left something in it that may explain why.
 
-    :param archive: compress the capture; else it stays as it came.
-    :param outline: write its outline. Either needs numba, which compiles for minutes where it is
-        new and CPUs are slow.
+    :param archive: compress the capture and index it, which needs numba; else it stays as it came.
 
     :raises PtatError: nothing could be recorded.
     """
@@ -168,9 +164,9 @@ def record(
     content["incomplete_reason"] = None if result.complete else result.reason
     content["command"]["exit_status"] = result.exit_status
     description.add(result.metadata)
-    if result.complete and outline:
-        _outline(content["board"], request.session_dir)
-    archived = _archive(content["board"], request.session_dir) if archive else []
+    archived = []
+    if archive:
+        archived = _archive(content["board"], request.session_dir, result.complete)
     session.seal(content, request.session_dir)
     description.finish()
     for raw in archived:
@@ -178,26 +174,10 @@ def record(
     return result
 
 
-def _outline(board: dict[str, Any], directory: Path) -> None:
-    """Write the outline of the capture, of which parsing is the faster; the user is told if not.
-
-    Several channels are read twice anyway, to merge them.
-    """
-    from ptat_parser.capture import block_index
-
-    if len(board.get("channels", [])) != 1:
-        return
-    channel = msgspec.convert(board["channels"][0], session.Channel)
-    capture = directory / channel.file
-    try:
-        block_index.write(capture, channel.in_blocks)
-    except (OSError, PtatError, KeyboardInterrupt) as error:
-        why = "interrupted" if isinstance(error, KeyboardInterrupt) else error
-        print(f"ptat: {capture} has no outline: {why}", file=sys.stderr)
-
-
-def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
+def _archive(board: dict[str, Any], directory: Path, complete: bool) -> list[Path]:
     """Archive the captures, name the archives in `board`, and return the files they stand for.
+
+    A `complete` capture gets an index, but for several channels: merging them reads all anyway.
 
     These may only go when ``session.json`` names the archives. A capture that cannot be archived
     (no room for both, interrupted) stays as it is, which is as good to read; the user is told.
@@ -205,13 +185,15 @@ def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
     from ptat_parser.formats import archive
 
     archived = []
-    for channel in board.get("channels", []):
+    channels = board.get("channels", [])
+    for channel in channels:
         raw = directory / channel["file"]
         target = raw.with_suffix(".ptb")
         if raw.suffix != ".raw":
             continue
         try:
-            archive.pack(raw, target)
+            index = _index(raw, channel) if complete and len(channels) == 1 else b""
+            archive.pack(raw, target, index)
         except (OSError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else error
             print(f"ptat: {raw} stays uncompressed: {why}", file=sys.stderr)
@@ -219,6 +201,16 @@ def _archive(board: dict[str, Any], directory: Path) -> list[Path]:
         channel["file"] = target.name
         archived.append(raw)
     return archived
+
+
+def _index(raw: Path, channel: dict[str, Any]) -> bytes:
+    """The index of a capture, with which parsing reads it once; none where blocks are damaged."""
+    from ptat_parser.capture.reader import BusReader
+
+    try:
+        return BusReader(raw, msgspec.convert(channel, session.Channel).in_blocks).stored_index()
+    except PtatError:  # parsing says where
+        return b""
 
 
 def _require_free_space(directory: Path) -> None:

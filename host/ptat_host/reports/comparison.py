@@ -28,7 +28,6 @@ from ptat_parser import Trace
 ENOUGH = 4
 """Of so many recordings of each side, if all differ, p is 0.029."""
 
-
 SHARE_MIN = 0.001
 """What has a smaller share of all misses, of all recordings together, is not tested."""
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from ptat_parser import wire
-from ptat_parser.compiled.jit import Integer, bare, inlined, jit
+from ptat_parser.compiled.jit import Integer, inlined, jit
 
 U64 = npt.NDArray[np.uint64]
 
@@ -26,105 +26,70 @@ Stores: TypeAlias = tuple[npt.NDArray[np.int64], U64, U64]
 COUNTER_TICKS = 1 << wire.TIME_BITS
 """The stream's counter wraps after so many; times are told on across it."""
 
-
 END_OF_TIME = 4 * COUNTER_TICKS
 """A time that no record can have."""
-
-
-PIECE_BLOCKS = 16
-"""Blocks that are still in a core's caches when they are looked at again."""
 
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
 WORD_HEADER = wire.WORD_HEADER
 
-
 WORD_TIME = wire.WORD_TIME
-
 
 WORD_FIRST_RECORD = wire.WORD_FIRST_RECORD
 
-
 WORD_CHECK = wire.WORD_CHECK
-
 
 BLOCK_RECORDS_MAX = wire.BLOCK_RECORDS_MAX
 
-
 ONE = np.uint64(1)
-
 
 TAG_SHIFT = np.uint64(wire.TAG_SHIFT)
 
-
 TAG_CHECK = np.uint64(wire.Tag.CHECK)
-
 
 TAG_ACCESS = np.uint64(wire.Tag.ACCESS)
 
-
 TAG_TIME = np.uint64(wire.Tag.TIME)
-
 
 TAG_LOST = np.uint64(wire.Tag.LOST)
 
-
 TAG_MARK = np.uint64(wire.Tag.MARK)
-
 
 CHECK_COUNT_SHIFT = np.uint64(wire.CHECK_COUNT_SHIFT)
 
-
 COUNT_MASK = np.uint64((1 << wire.CHECK_COUNT_BITS) - 1)
-
 
 ACCESS_WRITE_SHIFT = np.uint64(wire.ACCESS_WRITE_SHIFT)
 
-
 ACCESS_DELTA_SHIFT = np.uint64(wire.ACCESS_DELTA_SHIFT)
-
 
 ACCESS_DELTA_MASK = np.uint64((1 << wire.ACCESS_DELTA_BITS) - 1)
 
-
 ACCESS_ADDRESS_MASK = np.uint64((1 << wire.ACCESS_ADDRESS_BITS) - 1)
-
 
 ADDRESS_UNIT_SHIFT = np.uint64(wire.ADDRESS_UNIT_SHIFT)
 
-
 TIME_MASK = np.uint64(COUNTER_TICKS - 1)
-
 
 AHEAD_MAX = np.uint64(COUNTER_TICKS // 2)
 
-
 EVENT_DELTA_SHIFT = np.uint64(wire.EVENT_DELTA_SHIFT)
-
 
 EVENT_DELTA_MASK = np.uint64((1 << wire.EVENT_DELTA_BITS) - 1)
 
-
 EVENT_VALUE_MASK = np.uint64((1 << wire.EVENT_DELTA_SHIFT) - 1)
-
 
 HEADER_KIND_SHIFT = np.uint64(wire.HEADER_CHANNEL_SHIFT)
 
-
 HEADER_SEQ_MASK = np.uint64((1 << wire.HEADER_SEQ_BITS) - 1)
-
 
 CHECK_CRC_MASK = np.uint64((1 << wire.CHECK_CRC_BITS) - 1)
 
-
 CHECK_ZERO_MASK = np.uint64(0xFFFF << wire.CHECK_CRC_BITS)
-
 
 ACCESS_TAG_BITS = TAG_ACCESS << TAG_SHIFT
 
-
 TAG_MASK = ~((ONE << TAG_SHIFT) - ONE)
-
 
 WRITE_BIT = ONE << ACCESS_WRITE_SHIFT
 
@@ -139,35 +104,14 @@ def crcs(words: U64) -> U64:
     )
 
 
-@inlined
-def pieces_in(blocks: Integer) -> Integer:
-    """How many pieces so many blocks of a chunk are."""
-    return -(-blocks // PIECE_BLOCKS)
-
-
-@jit
-def sums_of(words: U64) -> U64:
-    """Two sums for each piece of some blocks, modulo 2^64, shape ``(pieces, 2)``.
-
-    Of all its words, which no change of one word leaves as it is, and of each times its place.
-    """
-    sums = np.empty((pieces_in(words.shape[0]), 2), np.uint64)
-    for piece in range(sums.shape[0]):
-        start = piece * PIECE_BLOCKS
-        sums[piece] = sum_up(words[start : start + PIECE_BLOCKS])
-    return sums
-
-
-@bare
-def sum_up(words: U64) -> tuple[Integer, Integer]:
-    """Those of one piece."""
-    total = by_place = np.uint64(0)
-    for b in range(words.shape[0]):
-        block = words[b]
-        for i in range(wire.BLOCK_WORDS):
-            total += block[i]
-            by_place += block[i] * np.uint64(b * wire.BLOCK_WORDS + i + 1)
-    return total, by_place
+def kind_of(channel: int) -> np.uint64:
+    """The bits of a block's header from the channel up."""
+    kind = (
+        wire.MAGIC << wire.HEADER_MAGIC_SHIFT
+        | wire.VERSION << wire.HEADER_VERSION_SHIFT
+        | channel << wire.HEADER_CHANNEL_SHIFT
+    )
+    return np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT)
 
 
 def problem_of(block: U64, crc: int, channel: int, expected_seq: int) -> str:
@@ -203,9 +147,6 @@ SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
     MISSING_BLOCKS,  # damaged blocks since the last good one
     LAST_TICKS,  # time of the last record
 ) = range(3)
-
-
-STATE_SIZE = 3
 
 
 OTHERS, READS, WRITES = range(3)
@@ -281,70 +222,13 @@ def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> I
     return WRITES if writes & WRITE_BIT else READS
 
 
-def hold_only_accesses(words: U64) -> npt.NDArray[np.bool_]:
-    """Which blocks hold `BLOCK_RECORDS_MAX` accesses and nothing else; they may be damaged."""
-    others = np.bitwise_or.reduce(words[:, WORD_FIRST_RECORD:WORD_CHECK] ^ ACCESS_TAG_BITS, axis=1)
-    only: npt.NDArray[np.bool_] = others & TAG_MASK == 0
-    return only
-
-
-@jit
-def decode_plain(block: U64, time: U64, address: U64, write: npt.NDArray[np.bool_]) -> None:
-    """Decode the words of a block that holds only accesses: times (ticks), addresses (bytes)."""
-    now = block[WORD_TIME]
-    for i in range(BLOCK_RECORDS_MAX):
-        word = block[WORD_FIRST_RECORD + i]
-        now += delta_of(word)
-        time[i] = now
-        address[i] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-        write[i] = word & WRITE_BIT != 0
-
-
-@jit
-def access_at(words: U64, position: Integer) -> tuple[Integer, Integer, Integer]:
-    """Time, address and direction of an access in blocks that hold only accesses."""
-    block = words[position // BLOCK_RECORDS_MAX]
-    records = block[WORD_FIRST_RECORD : WORD_FIRST_RECORD + position % BLOCK_RECORDS_MAX + 1]
-    now = block[WORD_TIME]
-    for word in records:
-        now += delta_of(word)
-    address = (records[-1] & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-    return now, address, records[-1] & WRITE_BIT
-
-
-@jit
-def times_at(words: U64, positions: npt.NDArray[np.int64]) -> U64:
-    """Times of accesses in blocks that hold only accesses."""
-    times = np.empty(positions.size, np.uint64)
-    for i in range(positions.size):
-        times[i], _, _ = access_at(words, positions[i])
-    return times
-
-
-@jit
-def writes_of(words: U64) -> Stores:
-    """Positions, times and addresses of the writes in blocks that hold only accesses."""
-    n: Integer = 0
-    of_block = np.zeros(words.shape[0], np.int64)  # most have none
-    for b in range(words.shape[0]):
-        for i in range(WORD_FIRST_RECORD, WORD_CHECK):
-            of_block[b] += np.int64(words[b, i] >> ACCESS_WRITE_SHIFT & ONE)
-        n += of_block[b]
-    position, time, address = np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.uint64)
-    n = 0
-    for b in range(words.shape[0]):
-        if not of_block[b]:
-            continue
-        now = words[b, WORD_TIME]
-        for i in range(BLOCK_RECORDS_MAX):
-            word = words[b, WORD_FIRST_RECORD + i]
-            now += delta_of(word)
-            if word & WRITE_BIT:
-                position[n] = b * BLOCK_RECORDS_MAX + i
-                time[n] = now
-                address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
-                n += 1
-    return position, time, address
+def plain_accesses(words: U64) -> tuple[U64, U64, npt.NDArray[np.bool_]]:
+    """Times (ticks), addresses (bytes) and directions in blocks that hold only accesses."""
+    records = words[:, WORD_FIRST_RECORD:WORD_CHECK]
+    time = np.cumsum(delta_of(records), axis=1, dtype=np.uint64)
+    time += words[:, WORD_TIME, np.newaxis]
+    address = (records & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
+    return time.ravel(), address.ravel(), (records & WRITE_BIT != 0).ravel()
 
 
 class Decoded(NamedTuple):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ptat_parser import wire
 from ptat_parser.capture.channel_sync import AlignedReader, aligned
-from ptat_parser.capture.chunks import Chunk, Lost, MarkRecord
+from ptat_parser.capture.chunks import AnyChunk, Chunk, Lost, MarkRecord, Seen
 from ptat_parser.capture.decode import COUNTER_TICKS, END_OF_TIME
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.formats.session import Session
@@ -44,6 +44,12 @@ class Reader(Protocol):
 
     def __iter__(self) -> Iterator[Chunk]:
         """Read all of it."""
+
+    def chunks(self) -> Iterator[AnyChunk]:
+        """The same; chunks that hold only accesses may be undecoded."""
+
+    def seen(self) -> Iterator[Seen]:
+        """What is in it besides reads."""
 
 
 def open_bus(session: Session, *, salvage: bool = False, tail_may_be_cut: bool = False) -> Reader:
@@ -75,16 +81,16 @@ class MergedReader:
     """
 
     def __init__(self, readers: Sequence[BusReader | AlignedReader]) -> None:
-        self._readers = readers
         self.path = readers[0].path.parent / "+".join(reader.path.name for reader in readers)
         self.blocks = sum(reader.blocks for reader in readers)
         self.chunk_blocks = readers[0].chunk_blocks
-        of_one_clock = [reader for reader in readers if isinstance(reader, BusReader)]
-        begins = [_first_ticks(reader) for reader in of_one_clock]
+        begins = [_first_ticks(one) if isinstance(one, BusReader) else None for one in readers]
         latest = max((ticks for ticks in begins if ticks is not None), default=0)
-        for reader, ticks in zip(of_one_clock, begins, strict=True):
-            if ticks is not None and ticks + COUNTER_TICKS // 2 < latest:
-                reader.since_ticks = COUNTER_TICKS  # of one clock: it began after the wrap
+        self._readers = list(readers)
+        for i, (reader, ticks) in enumerate(zip(readers, begins, strict=True)):
+            late = ticks is not None and ticks + COUNTER_TICKS // 2 < latest
+            if late and isinstance(reader, BusReader):  # of one clock: it began after the wrap
+                self._readers[i] = reader.since(COUNTER_TICKS)
 
     def __iter__(self) -> Iterator[Chunk]:
         inputs = [_Input(iter(reader)) for reader in self._readers]
@@ -97,6 +103,14 @@ class MergedReader:
             for each in inputs:
                 if each.horizon == horizon:
                     each.more()
+
+    def chunks(self) -> Iterator[AnyChunk]:
+        """The same."""
+        return iter(self)
+
+    def seen(self) -> Iterator[Seen]:
+        """What is in it besides reads."""
+        return map(Seen.of, self)
 
 
 def _first_ticks(reader: BusReader) -> int | None:

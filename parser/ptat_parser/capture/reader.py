@@ -8,37 +8,21 @@ A reader holds one chunk of blocks at a time. A damaged block raises an error th
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice, pairwise
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import wire
-from ptat_parser.capture.chunks import (
-    NO_STORES,
-    AnyChunk,
-    Chunk,
-    Lost,
-    PlainChunk,
-    RememberedStores,
-    Seen,
-    join_stores,
-    lost_and_marks,
-)
+from ptat_parser.capture import block_index
+from ptat_parser.capture.block_index import BlockIndex, Builder
+from ptat_parser.capture.chunks import AnyChunk, Chunk, Lost, PlainChunk, Seen, lost_and_marks
 from ptat_parser.capture.decode import (
-    CHECK_CRC_MASK,
     END_OF_TIME,
     LAST_TICKS,
     MISSING_BLOCKS,
     NEXT_SEQ,
-    ONE,
     OTHERS,
     SEQ_MASK,
     WRITES,
@@ -46,107 +30,34 @@ from ptat_parser.capture.decode import (
     Stores,
     crcs,
     decode_blocks,
-    hold_only_accesses,
+    kind_of,
     look,
-    pieces_in,
     problem_of,
-    sums_of,
 )
 from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.formats.archive import ArchiveStream, open_stream
 
 U64 = npt.NDArray[np.uint64]
-
-
-STORES_REMEMBERED = 1 << 23
-"""Of so many stores a reader remembers position, time and address, 12 bytes each."""
-
+I64 = npt.NDArray[np.int64]
 
 STORES_AT_ONCE = 1 << 20
 """More of a part are not given at once: 24 bytes each."""
-
 
 CHUNK_BLOCKS = 512
 """Blocks decoded at a time: 4 MiB. With fewer, what Python does for each chunk takes longer: what
 it needs for that has left a core's cache each time."""
 
-
-APART_BLOCKS = 16
-"""Fewer blocks that hold only accesses, among others, are decoded with these."""
-
-
 _SALVAGE_HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
 
 
-class Foretold(Protocol):
-    """What another has found in the chunks of a capture, whose blocks were good then.
-
-    `sums` are those of its pieces (see `sums_of`): as long as they are the same, so is the rest.
-    """
-
-    @property
-    def path(self) -> Path:
-        """What messages name."""
-
-    @property
-    def sums(self) -> U64:
-        """Shape ``(pieces, 2)``; each chunk begins with a piece."""
-
-    def seen(self) -> Iterator[Seen]:
-        """What is in all of it."""
-
-    def stores(self, first: int, end: int) -> Stores:
-        """Those of the chunks ``first … end``, positions from the first of them on."""
-
-    def count_stores(self, first: int, end: int) -> int:
-        """How many these are."""
-
-    def is_whole(self, first: int, end: int) -> bool:
-        """Whether nothing was lost in these chunks."""
-
-
-@dataclass
-class Known:
-    """What was found in blocks from `first` on: which are `damaged`, what each chunk `holds`.
-
-    `states` are those before each chunk and after the last, `stored` each chunk's stores, as far
-    as they are remembered, of which there are `stores`. What was `foretold` nobody has looked at.
-    """
-
-    first: int
-    damaged: set[int] = field(default_factory=set)
-    holds: list[int] = field(default_factory=list)
-    states: list[tuple[int, ...]] = field(default_factory=list)
-    stored: list[RememberedStores | None] = field(default_factory=list)
-    stores: int = 0
-    foretold: Foretold | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"stored": [None] * len(self.stored), "stores": 0}
-
-    def remember(self, chunk: int, stores: Stores) -> None:
-        """Remember a chunk's stores, if they are not too many."""
-        if self.stores + stores[0].size <= STORES_REMEMBERED:
-            self.stored[chunk] = remembered = RememberedStores.packed(stores)
-            self.stores += stores[0].size if remembered else 0
-
-    def recall(self, chunk: int) -> RememberedStores | None:
-        """A chunk's stores, if they are remembered, or can be told again."""
-        if self.foretold:
-            return RememberedStores(self.foretold.stores(chunk, chunk + 1))
-        return self.stored[chunk]
-
-
 class BusReader:
-    """Reads one channel's stream in chunks; may be iterated again, which trusts the blocks then.
+    """Reads one channel's stream in chunks; may be iterated again.
 
     With `salvage`, damaged blocks are left out and counted as lost instead of raising
     `ParseError`; with `tail_may_be_cut` that holds for an unfinished last block only, as a
-    recording that was killed leaves it. Where `ahead` is set, of one thread, it reads a chunk
-    while the one before is in use.
+    recording that was killed leaves it. Without either, an archive's index is used, if it has one.
+    Once there is an index, the blocks of chunks that hold only accesses are trusted.
     """
-
-    ahead: Executor | None = None
 
     def __init__(
         self, path: Path, channel: int = 0, *, salvage: bool = False, tail_may_be_cut: bool = False
@@ -156,8 +67,7 @@ class BusReader:
         self.path = path
         self.channel = channel
         self.chunk_blocks = CHUNK_BLOCKS
-        self.since_ticks = 0  # the counter has not wrapped between then and the first block
-        self.known: Known | None = None  # once all have been looked at
+        self._since_ticks = 0
         self._salvage = salvage
         tail_may_be_cut = tail_may_be_cut or salvage
         self._stream = open_stream(path, salvage=salvage, tail_may_be_cut=tail_may_be_cut)
@@ -173,14 +83,12 @@ class BusReader:
         self._first = 0
         self._cut = bool(rest_bytes or self._stream.cut)
         self._to_the_end = True
-
-    @property
-    def file(self) -> int:
-        """Number of the open file that has the blocks as they are; -1 where they must be got."""
-        return self._stream.file
+        self.index: BlockIndex | None = None
+        if isinstance(self._stream, ArchiveStream) and not tail_may_be_cut:
+            self.index = block_index.load(self._stream, self.blocks, self.chunk_blocks)
 
     def part(self, first: int, end: int) -> BusReader:
-        """A reader of the blocks ``first … end`` only, when all have been read once.
+        """A reader of the blocks ``first … end`` only, when there is an index.
 
         `first` is where a chunk begins.
         """
@@ -190,48 +98,32 @@ class BusReader:
         other.blocks = end - first
         return other
 
-    def window(self, start_ticks: int, end_ticks: int) -> BusReader:
-        """A reader of those blocks that may hold records of ``start_ticks … end_ticks``.
+    def since(self, ticks: int) -> BusReader:
+        """The same of a counter that has not wrapped between `ticks` and the first block."""
+        other = copy.copy(self)
+        other._since_ticks = ticks
+        return other
 
-        Only an archive knows which these are; of a plain file it is all of them.
-        """
-        if isinstance(self._stream, ArchiveStream):
-            first, end, since_ticks = self._stream.window(start_ticks, end_ticks)
-            part = self.part(first, end)
-            part.since_ticks = since_ticks
-            return part
-        return self
+    def without_index(self) -> BusReader:
+        """The same, to look at all blocks again."""
+        other = copy.copy(self)
+        other.index = None
+        return other
 
     def stores(self) -> Stores | None:
-        """Positions, times and addresses of all writes, if they are remembered and not too many.
+        """Positions, times and addresses of all writes, if they are known and not too many.
 
         Not where something was lost.
         """
-        if not self.known:
+        index = self.index
+        if not index or (self._cut and self._to_the_end):
             return None
-        if self._to_the_end and (self._cut or self.known.states[-1][MISSING_BLOCKS]):
-            return None
-        first = (self._first - self.known.first) // self.chunk_blocks
+        first = self._first // self.chunk_blocks
         end = first - (-self.blocks // self.chunk_blocks)
-        if foretold := self.known.foretold:
-            few = foretold.count_stores(first, end) <= STORES_AT_ONCE
-            known = few and foretold.is_whole(first, end)
-            return foretold.stores(first, end) if known else None
-        if OTHERS in self.known.holds[first:end]:
+        known = index.count_stores(first, end) <= STORES_AT_ONCE and index.is_whole(first, end)
+        if not known or (self._to_the_end and index.state_after(end - 1)[MISSING_BLOCKS]):
             return None
-        parts, count = [NO_STORES], 0
-        for chunk in range(first, end):
-            if self.known.holds[chunk] == WRITES:
-                remembered = self.known.stored[chunk]
-                if not remembered:
-                    return None
-                position, ticks, address = remembered.stores()
-                count += position.size
-                if count > STORES_AT_ONCE:
-                    return None
-                start = (chunk - first) * self.chunk_blocks * wire.BLOCK_RECORDS_MAX
-                parts.append((position + start, ticks, address))
-        return join_stores(parts)
+        return index.stores(first, end)
 
     def read(self, first: int, words: U64) -> None:
         """Fill `words`, shape ``(blocks, 1024)``, with the blocks from `first` on."""
@@ -242,179 +134,79 @@ class BusReader:
 
     def chunks(self) -> Iterator[AnyChunk]:
         """As iterating, but chunks that hold only accesses are left undecoded."""
-        return (chunk for _, chunk in self.numbered())
+        return (chunk for chunk, *_ in self._looked())
 
-    def numbered(self, *, apart: bool = False) -> Iterator[tuple[int, AnyChunk]]:
-        """The same with the number of each chunk.
+    def seen(self) -> Iterator[Seen]:
+        """What is in the stream besides reads. Where there is no index, this makes one."""
+        return self.index.seen() if self.index else self._indexed()
 
-        `apart`, once all have been looked at: a chunk that holds other words, too, is in parts, of
-        which those are undecoded that do not. Their `after` is the first access of those that
-        follow in it.
-        """
-        state = np.array((-1, 0, self.since_ticks), np.int64)
-        known, found = self.known, Known(self._first)
-        number = self._first // self.chunk_blocks - 1
-        for first, words, fetched in self._fetched():
-            number += 1
-            if known:
-                chunk = (first - known.first) // self.chunk_blocks
-                state[:] = known.states[chunk]
-                if known.holds[chunk] != OTHERS:
-                    state[:] = known.states[chunk + 1]
-                    recall = partial(known.recall, chunk)
-                    plain = self._plain(known.holds[chunk], state, words, fetched, first, recall)
-                    yield number, plain
-                    continue
-                if apart:
-                    for part in self._apart(words, fetched(), first, state, found.damaged):
-                        yield number, part
-                    continue
-            found.states.append(tuple(state.tolist()))
-            crc = fetched()
-            found.holds.append(OTHERS if known else look(words, crc, self._kind, state))
-            found.stored.append(None)
-            if found.holds[-1] == OTHERS:
-                yield number, self._decode(words, crc, first, state, found.damaged)
+    def stored_index(self) -> bytes:
+        """The index for an archive of this stream."""
+        builder = Builder(self.path, self.blocks, self.chunk_blocks)
+        for _ in self.without_index()._indexed(builder):
+            pass
+        return builder.stored()
+
+    def _indexed(self, builder: Builder | None = None) -> Iterator[Seen]:
+        builder = builder or Builder(self.path, self.blocks, self.chunk_blocks)
+        for chunk, holds, state in self._looked():
+            seen = Seen.of(chunk)
+            if holds is not None:
+                builder.add(seen, holds, state)
+            yield seen
+        self.index = builder.index()
+
+    def _looked(self) -> Iterator[tuple[AnyChunk, int | None, I64]]:
+        """Each chunk, what it holds, and the state after it; then what is lost at the end."""
+        state = np.array((-1, 0, self._since_ticks), np.int64)
+        buffer = np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64)
+        index, end = self.index, self._first + self.blocks
+        for first in range(self._first, end, self.chunk_blocks):
+            words = buffer[: min(self.chunk_blocks, end - first)]
+            chunk = first // self.chunk_blocks
+            if index and index.holds(chunk) != OTHERS:
+                state[:] = index.state_after(chunk)
+                yield self._plain(index, chunk, words), index.holds(chunk), state
+                continue
+            if index and chunk:
+                state[:] = index.state_after(chunk - 1)
+            self.read(first, words)
+            crc = crcs(words)
+            holds = OTHERS if index else int(look(words, crc, kind_of(self.channel), state))
+            if holds == OTHERS:
+                yield self._decode(words, crc, first, state), holds, state
             else:
-                plain = self._plain(found.holds[-1], state, words)
-                yield number, plain
-                if plain.found:
-                    found.remember(-1, plain.found)
-        if not known:
-            found.states.append(tuple(state.tolist()))
-            if self._first == 0:
-                self.known = found
+                last_ticks = int(state[LAST_TICKS])
+                plain = PlainChunk(len(words), last_ticks, holds == WRITES, words.view)
+                yield plain, holds, state
         missing_blocks = int(state[MISSING_BLOCKS]) + self._cut
         if missing_blocks and self._to_the_end:
             nothing = np.empty(0, np.uint64)
             lost = Lost(0, int(state[LAST_TICKS]), END_OF_TIME, None, missing_blocks)
-            yield number + 1, Chunk(nothing, nothing, np.empty(0, np.bool_), [lost])
+            yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost]), None, state
 
-    def _fetched(self) -> Iterator[tuple[int, U64, Callable[[], U64]]]:
-        """Each chunk's first block, its words, and what fills these and returns their CRCs."""
-        # One chunk may be in use while the next is read ahead.
-        buffers = [room_for(self.chunk_blocks) for _ in range(2 if self.ahead else 1)]
-        end = self._first + self.blocks
+    def _plain(self, index: BlockIndex, chunk: int, words: U64) -> PlainChunk:
+        """A chunk of which the index says that it holds only accesses."""
 
-        def begin(first: int) -> tuple[int, U64, Callable[[], U64]]:
-            buffers.append(buffers.pop(0))
-            words = buffers[0][: min(self.chunk_blocks, end - first)]
-            if self.ahead:
-                return first, words, self.ahead.submit(self._fetch, first, words).result
-            return first, words, partial(self._fetch, first, words)
-
-        firsts = iter(range(self._first, end, self.chunk_blocks))
-        begun = deque(map(begin, islice(firsts, 1)))
-        while begun:
-            begun.extend(map(begin, islice(firsts, 1)))
-            yield begun.popleft()
-
-    def _fetch(self, first: int, words: U64) -> U64:
-        self.read(first, words)
-        return self._crcs(words, first)
-
-    def _plain(
-        self,
-        holds: int,
-        state: npt.NDArray[np.int64],
-        words: U64,
-        fetched: Callable[[], object] | None = None,
-        first: int = 0,
-        recall: Callable[[], RememberedStores | None] = lambda: None,
-    ) -> PlainChunk:
         def read() -> U64:
-            if fetched:
-                fetched()
+            self.read(chunk * self.chunk_blocks, words)
             return words
 
-        file = self.file if fetched else -1
+        _, _, last_ticks = index.state_after(chunk)
+        writes = index.holds(chunk) == WRITES
         return PlainChunk(
-            len(words), int(state[LAST_TICKS]), holds == WRITES, read, file,
-            first * wire.BLOCK_BYTES,            self._sums(first, words), recall,
-        )  # fmt: skip
-
-    @property
-    def _kind(self) -> np.uint64:
-        """The bits of a block's header from the channel up."""
-        kind = (
-            wire.MAGIC << wire.HEADER_MAGIC_SHIFT
-            | wire.VERSION << wire.HEADER_VERSION_SHIFT
-            | self.channel << wire.HEADER_CHANNEL_SHIFT
+            len(words), last_ticks, writes, read, lambda: index.stores(chunk, chunk + 1)
         )
-        return np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT)
 
-    def _crcs(self, words: U64, first: int) -> U64:
-        """CRC of each block; once all have been looked at, what makes them good or bad again.
-
-        Raises `ParseError` for blocks that are not as they were when others looked at them.
-        """
-        if self.known is None:
-            return crcs(words)
-        sums = self._sums(first, words)
-        if sums is not None and not np.array_equal(sums_of(words), sums):
-            state = self.known.states[(first - self.known.first) // self.chunk_blocks]
-            self._decode(words, crcs(words), first, np.array(state, np.int64), set())
-            assert self.known.foretold
-            raise ParseError(
-                f"{self.known.foretold.path}: is not of {self.path.name}",
-                "remove it: ptat parse does without it",
-            )
-        crc = words[:, wire.WORD_CHECK] & CHECK_CRC_MASK
-        if damaged := self.known.damaged:
-            crc[[i for i in range(len(words)) if first + i in damaged]] ^= ONE
-        return crc
-
-    def _sums(self, first: int, words: U64) -> U64 | None:
-        """What the sums of a chunk's pieces were when another looked at it, if one did."""
-        if not self.known or not self.known.foretold:
-            return None
-        piece = first // self.chunk_blocks * pieces_in(self.chunk_blocks)
-        return self.known.foretold.sums[piece : piece + pieces_in(len(words))]
-
-    def _decode(
-        self,
-        words: U64,
-        crc: U64,
-        first: int,
-        state: npt.NDArray[np.int64],
-        damaged: set[int],
-        refuse: bool = True,
-    ) -> Chunk:
+    def _decode(self, words: U64, crc: U64, first: int, state: I64) -> Chunk:
         into = Decoded.room(len(words))
         good, time, address, write, others = into
         expected_seq = int(state[NEXT_SEQ])
-        accesses, n_others = decode_blocks(words, crc, self._kind, state, into)
-        if not good.all():
-            bad = np.flatnonzero(~good).tolist()
-            if refuse and not self._salvage:
-                self._refuse(bad[0], words, crc, first, expected_seq)
-            damaged.update(first + i for i in bad)
+        accesses, n_others = decode_blocks(words, crc, kind_of(self.channel), state, into)
+        if not good.all() and not self._salvage:
+            self._refuse(int(np.flatnonzero(~good)[0]), words, crc, first, expected_seq)
         lost, marks = lost_and_marks(others[:n_others])
         return Chunk(time[:accesses], address[:accesses], write[:accesses], lost, marks)
-
-    def _apart(
-        self, words: U64, crc: U64, first: int, state: npt.NDArray[np.int64], damaged: set[int]
-    ) -> list[AnyChunk]:
-        """What some blocks hold, runs of those that hold only accesses apart from the others."""
-        parts: list[AnyChunk] = []
-        only = hold_only_accesses(words)
-        for start, end in pairwise(_cuts(only)):
-            if end - start < APART_BLOCKS:
-                only[start:end] = False
-        cuts = _cuts(only)
-        for start, end in pairwise(cuts):
-            here = words[start:end]
-            holds = look(here, crc[start:end], self._kind, state) if only[start] else OTHERS
-            if holds == OTHERS:
-                parts.append(self._decode(here, crc[start:end], first + start, state, damaged))
-            else:
-                last_ticks = int(state[LAST_TICKS])
-                parts.append(PlainChunk(end - start, last_ticks, holds == WRITES, here.view))
-        after = None
-        for part in reversed(parts):
-            part.after = after
-            after = part.access(0) if part.accesses else after
-        return parts
 
     def _refuse(self, i: int, words: U64, crc: U64, first: int, expected_seq: int) -> None:
         """Say what is wrong with the first damaged block, number `i` of those given."""
@@ -423,28 +215,3 @@ class BusReader:
         problem = problem_of(words[i], int(crc[i]), self.channel, expected_seq)
         at = (first + i) * wire.BLOCK_BYTES
         raise ParseError(f"{self.path}: block {first + i} at byte {at}: {problem}", _SALVAGE_HINT)
-
-
-def chunks_of(reader: Iterable[Chunk]) -> Iterator[AnyChunk]:
-    """The chunks of a reader, undecoded where it can give them so."""
-    return reader.chunks() if isinstance(reader, BusReader) else iter(reader)
-
-
-def parts_of(reader: Iterable[Chunk]) -> Iterator[tuple[int, AnyChunk]]:
-    """The same, or parts of them, with their numbers: see `BusReader.numbered`."""
-    return reader.numbered(apart=True) if isinstance(reader, BusReader) else enumerate(reader)
-
-
-_PAGE_WORDS = 512
-
-
-def room_for(blocks: int) -> U64:
-    """Words of so many blocks, not set, at a page's begin: some CPUs copy there twice as fast."""
-    words = np.empty(blocks * wire.BLOCK_WORDS + _PAGE_WORDS, np.uint64)
-    skipped = -(words.ctypes.data // words.itemsize) % _PAGE_WORDS
-    return words[skipped:][: blocks * wire.BLOCK_WORDS].reshape(blocks, wire.BLOCK_WORDS)
-
-
-def _cuts(values: npt.NDArray[np.bool_]) -> list[int]:
-    """Where a run of equal values begins, and the end."""
-    return [0, *(1 + np.flatnonzero(values[1:] != values[:-1])).tolist(), values.size]

@@ -15,9 +15,7 @@ from ptat_parser.capture.decode import ACCESS_DELTA_MASK, COUNTER_TICKS, EVENT_D
 
 U64 = npt.NDArray[np.uint64]
 
-
 _ACCESS_DELTA_MAX = int(ACCESS_DELTA_MASK)
-
 
 _EVENT_DELTA_MAX = int(EVENT_DELTA_MASK)
 

@@ -7,7 +7,7 @@ replay, so that a fault of theirs shows as a contradiction. What is checked, in 
 
 * capture: every block's magic number, version, channel, CRC, check word and padding; block numbers
   without gaps; records that exist; START and STOP; time that never runs backwards
-* outline: what the recorder saw in the capture is what is there
+* index: what it says of the capture is what is there
 * accesses: inside the region; the marker area only stored to
 * kernel log: readable, whole pages, one event for each sequence number
 * markers: one store for each event, and the other way round, in the order of all channels
@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ptat_parser.capture import block_index
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.checks import traps
 from ptat_parser.checks.capture import Capture, check_channel, locate, merged
@@ -67,7 +66,7 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
     for channel in session.board.channels:
         check_channel(session, channel, capture, report, structure, accesses, progress)
     report.accesses = capture.accesses
-    _check_outline(session, report)
+    _check_index(session, report)
     log = _check_log(session, report)
     ordered = _check_markers(session, capture, log, report)
     check_tables(session, ordered, capture.accesses, report, progress)
@@ -75,20 +74,26 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
     return report
 
 
-def _check_outline(session: Session, report: Report) -> None:
-    path = block_index.path_of(session.bus_path)
-    if not path.exists():
+def _check_index(session: Session, report: Report) -> None:
+    if len(session.board.channels) > 1 or report.checks[0].violations or not session.complete:
         return
-    current = report.begin("outline", "tells what is in the capture")
+    about = "says what is in the capture"
     try:
-        block = block_index.Outline(path).differs(
-            BusReader(session.bus_path, session.channel.in_blocks)
-        )
+        reader = BusReader(session.bus_path, session.channel.in_blocks)
+        if not reader.index:
+            return
+        again = reader.without_index()
+        for _ in again.seen():
+            pass
+        assert again.index
+        chunk = reader.index.first_difference(again.index)
     except PtatError as error:
-        report.violated(current, error.message, path.name)
+        report.violated(report.begin("index", about), error.message, session.bus_path.name)
         return
-    if block is not None:
-        report.violated(current, "not of this capture", path.name, block=block, word=0)
+    current = report.begin("index", about)
+    if chunk is not None:
+        block = chunk * reader.chunk_blocks
+        report.violated(current, "not of this capture", session.bus_path.name, block=block, word=0)
 
 
 # Kernel log and markers ---------------------------------------------------------------------------

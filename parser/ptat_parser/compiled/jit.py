@@ -147,32 +147,25 @@ core has instructions for that. The index is unsigned.
 """
 
 
-def _prefetching(locality: int) -> Any:  # noqa: ANN401
-    def typed(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
-            data = _data(context, builder, signature.args[0], arguments[0])
-            i32 = ir.IntType(32)
-            place = builder.gep(data, [arguments[1]])
-            place = builder.bitcast(place, ir.IntType(8).as_pointer())
-            kind = ir.FunctionType(ir.VoidType(), [place.type, i32, i32, i32])
-            function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
-            to_read, data = ir.Constant(i32, 0), ir.Constant(i32, 1)
-            builder.call(function, [place, to_read, ir.Constant(i32, locality), data])
-            return context.get_dummy_value()
+def _prefetch(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ANN401
+        data = _data(context, builder, signature.args[0], arguments[0])
+        i32 = ir.IntType(32)
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [place.type, i32, i32, i32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+        # To be read, to all caches, as data.
+        builder.call(function, [place, *(ir.Constant(i32, value) for value in (0, 3, 1))])
+        return context.get_dummy_value()
 
-        return numba.void(array, numba.uint64), generate
-
-    return _intrinsic(typed)
+    return numba.void(array, numba.uint64), generate
 
 
-prefetch: Callable[[Any, Integer], None] = _prefetching(3)
+prefetch: Callable[[Any, Integer], None] = _intrinsic(_prefetch)
 """Have an element of an array brought to the core's cache; the index is unsigned.
 
 It may be one that is not there.
 """
-
-prefetch_later: Callable[[Any, Integer], None] = _prefetching(2)
-"""The same of one that is not used so soon: to the second cache, the first has no room for it."""
 
 
 def _put_u64(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Archive of a capture stream (``.ptb``): compressed, checksummed, seekable by time.
+"""Archive of a capture stream (``.ptb``): compressed and checksummed, with an index.
 
 docs/formats.md describes the layout. The stream is cut into pieces of `PIECE_BLOCKS` blocks; each
-is compressed alone, its words split into byte planes, and has a header that says what it holds. The
-footer repeats all headers. It is written last: without it (the writer was killed) the pieces are
-found one after the other. The archive gives back the very bytes of the stream, damaged or not.
+is compressed alone, its words split into byte planes. The footer has an index of the capture
+(`capture.block_index`) and the headers of all pieces. It is written last: without it (the writer
+was killed) the pieces are found one after the other. The archive gives back the very bytes of the
+stream, damaged or not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow as pa
 from zlib_ng import zlib_ng
 
 from ptat_parser import wire
-from ptat_parser.compiled.jit import Integer, jit
+from ptat_parser.compiled.jit import jit
 from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.formats.storage import Source
 
@@ -38,10 +39,7 @@ PIECE = np.dtype(
         ("magic", "<u4"),
         ("crc", "<u4"),  # of what follows in the header
         ("offset", "<u8"),  # of this header in the file
-        ("first_ticks", "<u8"),  # time of the first block
-        ("last_ticks", "<u8"),  # of the last record
-        ("accesses", "<u8"),
-        ("lost", "<u8"),  # accesses, as LOST records say
+        ("unused", "V32"),
         ("raw_bytes", "<u4"),
         ("data_bytes", "<u4"),  # compressed, right after the header
         ("data_crc", "<u4"),
@@ -61,16 +59,6 @@ PIECE_BYTES_MAX = 16 << 20
 """More in one piece is not believed."""
 
 _PLANES = 8
-_ACCESS, _TIME, _LOST, _MARK = (
-    np.uint64(tag) for tag in (wire.Tag.ACCESS, wire.Tag.TIME, wire.Tag.LOST, wire.Tag.MARK)
-)
-_TAG_SHIFT = np.uint64(wire.TAG_SHIFT)
-_ACCESS_DELTA_SHIFT = np.uint64(wire.ACCESS_DELTA_SHIFT)
-_EVENT_DELTA_SHIFT = np.uint64(wire.EVENT_DELTA_SHIFT)
-_ACCESS_DELTA_MASK = np.uint64((1 << wire.ACCESS_DELTA_BITS) - 1)
-_EVENT_DELTA_MASK = np.uint64((1 << wire.EVENT_DELTA_BITS) - 1)
-_TIME_MASK = np.uint64((1 << wire.TIME_BITS) - 1)
-_LOST_MASK = np.uint64((1 << wire.LOST_COUNT_BITS) - 1)
 _LEVEL = 1
 _HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
 
@@ -84,15 +72,16 @@ def is_archive(source: Source) -> bool:
 
 
 class ArchiveWriter:
-    """Appends a capture stream to an archive.
+    """Appends a capture stream to an archive, and `index` when it is complete.
 
     Use as a context manager: leaving it writes the last piece and the footer and has the file on
     the disk. What was written before a crash can be read without them. Raises `OSError` where the
     disk is full; the pieces before that stay readable.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, index: bytes = b"") -> None:
         self._file = path.open("xb")
+        self._index = index
         self._codec = pa.Codec("zstd", compression_level=_LEVEL)
         self._held = bytearray()
         self._rows: list[npt.NDArray[np.void]] = []
@@ -125,9 +114,10 @@ class ArchiveWriter:
             self._piece(bytes(self._held))
         rows = np.array(self._rows, PIECE).tobytes()
         end = np.zeros((), END)
-        end["magic"], end["offset"], end["pieces"] = END_MAGIC, self._offset, len(self._rows)
+        end["magic"], end["pieces"] = END_MAGIC, len(self._rows)
+        end["offset"] = self._offset + len(self._index)
         end["crc"] = zlib_ng.crc32(rows)
-        self._file.write(rows + end.tobytes())
+        self._file.write(self._index + rows + end.tobytes())
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -137,9 +127,6 @@ class ArchiveWriter:
         row["magic"], row["offset"] = PIECE_MAGIC, self._offset
         row["raw_bytes"], row["data_bytes"] = len(raw), data.size
         row["data_crc"] = zlib_ng.crc32(data)
-        whole = len(raw) // wire.BLOCK_BYTES
-        words = np.frombuffer(raw, "<u8", whole * wire.BLOCK_WORDS).reshape(-1, wire.BLOCK_WORDS)
-        row["first_ticks"], row["last_ticks"], row["accesses"], row["lost"] = _contents(words)
         row["crc"] = _header_crc(row)
         self._file.write(row.tobytes())
         self._file.write(data)
@@ -147,12 +134,15 @@ class ArchiveWriter:
         self._offset += PIECE.itemsize + data.size
 
 
-def pack(source: Path, target: Path) -> None:
-    """Archive the stream in `source`; `target` is complete and on the disk, or does not exist."""
+def pack(source: Path, target: Path, index: bytes = b"") -> None:
+    """Archive the stream in `source`, with its index.
+
+    `target` is complete and on the disk, or does not exist.
+    """
     unfinished = target.with_name(target.name + ".new")
     try:
         unfinished.unlink(missing_ok=True)
-        with source.open("rb", buffering=0) as file, ArchiveWriter(unfinished) as writer:
+        with source.open("rb", buffering=0) as file, ArchiveWriter(unfinished, index) as writer:
             while data := file.read(PIECE_BYTES):
                 writer.write(data)
         unfinished.rename(target)
@@ -188,17 +178,7 @@ def to_planes(raw: bytes) -> npt.NDArray[np.uint8]:
     """All first bytes of the words, then all second ones …; the last word is filled with zeros."""
     words = np.zeros(-(-len(raw) // _PLANES) * _PLANES, np.uint8)
     words[: len(raw)] = np.frombuffer(raw, np.uint8)
-    planes = np.empty_like(words)
-    _transpose(words.view(np.uint64), planes.reshape(_PLANES, -1))
-    return planes
-
-
-@jit
-def _transpose(words: U64, planes: npt.NDArray[np.uint8]) -> None:
-    for k in range(_PLANES):
-        shift = np.uint64(8 * k)
-        for i in range(words.size):
-            planes[k, i] = words[i] >> shift
+    return np.ascontiguousarray(words.reshape(-1, _PLANES).T).ravel()
 
 
 _U64 = np.uint64
@@ -215,32 +195,6 @@ def from_planes(planes: npt.NDArray[np.uint8], words: U64) -> None:
         words[i] = low | high << _U64(32)
 
 
-@jit
-def _contents(words: U64) -> tuple[Integer, Integer, Integer, Integer]:
-    """First and last time, accesses, and accesses lost, of blocks as they claim to be."""
-    first = np.uint64(0)
-    now = np.uint64(0)
-    accesses = 0
-    lost = np.uint64(0)
-    for b in range(words.shape[0]):
-        now = words[b, wire.WORD_TIME]
-        if b == 0:
-            first = now
-        for i in range(wire.WORD_FIRST_RECORD, wire.WORD_CHECK):
-            word = words[b, i]
-            tag = word >> _TAG_SHIFT
-            if tag == _ACCESS:
-                now += word >> _ACCESS_DELTA_SHIFT & _ACCESS_DELTA_MASK
-                accesses += 1
-            elif tag == _TIME:
-                now = word & _TIME_MASK
-            elif tag in (_LOST, _MARK):
-                now += word >> _EVENT_DELTA_SHIFT & _EVENT_DELTA_MASK
-                if tag == _LOST:
-                    lost += word & _LOST_MASK
-    return first, now & _TIME_MASK, accesses, lost
-
-
 # Reading ------------------------------------------------------------------------------------------
 
 
@@ -252,11 +206,6 @@ class RawStream:
         self.size_bytes = source.size_bytes
         self.cut = False
 
-    @property
-    def file(self) -> int:
-        """Number of the open file that has the stream as it is, or -1."""
-        return self._source.file
-
     def readinto(self, start_bytes: int, view: memoryview) -> None:
         """Fill `view` with the stream from `start_bytes` on."""
         self._source.readinto(start_bytes, view)
@@ -265,13 +214,11 @@ class RawStream:
 class ArchiveStream:
     """A capture stream in an archive.
 
-    `pieces` (dtype `PIECE`) describes what it consists of, `cut` says that its end is missing.
+    `pieces` (dtype `PIECE`) describes what it consists of, `cut` says that its end is missing,
+    `index_bytes` how large its index is.
     With `salvage` a damaged piece reads as zeros; with `tail_may_be_cut` the footer may be missing.
     Raises `ParseError` for what is damaged, without either.
     """
-
-    file = -1
-    """No file has the stream as it is."""
 
     def __init__(
         self, source: Source, *, salvage: bool = False, tail_may_be_cut: bool = False
@@ -289,6 +236,11 @@ class ArchiveStream:
         self.pieces = self._search() if pieces is None else pieces
         ends = np.cumsum(self.pieces["raw_bytes"], dtype=np.int64)
         self.size_bytes = int(ends[-1]) if ends.size else 0
+        self._index_at = FILE_HEADER.itemsize
+        if self.pieces.size:
+            last = self.pieces[-1]
+            self._index_at = int(last["offset"]) + PIECE.itemsize + int(last["data_bytes"])
+        self.index_bytes = 0 if pieces is None else self._footer_at - self._index_at
         if np.any(self.pieces["raw_bytes"][:-1] != self._piece_bytes):
             raise ParseError(f"{path}: damaged: its pieces do not join", "restore the file")
 
@@ -301,19 +253,10 @@ class ArchiveStream:
             view = view[raw.size :]
             start_bytes += raw.size
 
-    def window(self, start_ticks: int, end_ticks: int) -> tuple[int, int, int]:
-        """First and end of the blocks that may hold records of ``start_ticks … end_ticks``.
-
-        And the time at the first of them, from before which it may be told on.
-        """
-        claimed = np.stack([self.pieces["first_ticks"], self.pieces["last_ticks"]], axis=1)
-        first_ticks, last_ticks = _told_on(claimed.ravel()).reshape(-1, 2).T
-        first = int(np.searchsorted(last_ticks, start_ticks))
-        end = int(np.searchsorted(first_ticks, end_ticks, side="right"))
-        since_ticks = int(first_ticks[first]) if first < first_ticks.size else 0
-        blocks = self._piece_bytes // wire.BLOCK_BYTES
-        end_block = min(max(end, first) * blocks, self.size_bytes // wire.BLOCK_BYTES)
-        return first * blocks, end_block, since_ticks
+    def read_index(self, start_bytes: int, size_bytes: int) -> bytes:
+        """Part of the index, which has `index_bytes`; less at its end."""
+        size_bytes = max(min(size_bytes, self.index_bytes - start_bytes), 0)
+        return self._source.read(self._index_at + start_bytes, size_bytes)
 
     def _piece(self, number: int) -> npt.NDArray[np.uint8]:
         if self._held is None or self._held[0] != number:
@@ -365,6 +308,7 @@ class ArchiveStream:
             return None
         end = np.frombuffer(self._source.read(at, END.itemsize), END)[0]
         offset, count = int(end["offset"]), int(end["pieces"])
+        self._footer_at = offset
         if end["magic"] != END_MAGIC.rstrip(b"\0") or end["zero"]:
             return None
         if offset + count * PIECE.itemsize != at:
@@ -408,13 +352,6 @@ class ArchiveStream:
             and row["data_bytes"] <= 2 * PIECE_BYTES_MAX
             and int(row["offset"]) + PIECE.itemsize + int(row["data_bytes"]) <= end_bytes
         )
-
-
-def _told_on(ticks: U64) -> npt.NDArray[np.int64]:
-    """Times of a counter that wraps, as times that go on."""
-    half = np.int64(1 << wire.TIME_BITS - 1)
-    steps = (np.diff(ticks).view(np.int64) + half & np.int64(_TIME_MASK)) - half
-    return np.cumsum(np.concatenate([ticks[:1].view(np.int64), steps]))
 
 
 def open_stream(

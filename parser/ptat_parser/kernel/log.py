@@ -49,7 +49,6 @@ from ptat_parser.kernel.tracepoints import (
 
 U64 = npt.NDArray[np.uint64]
 
-
 REMEMBERED = 1 << 21
 """So many events without a marker are remembered, 49 bytes each; more are read again."""
 

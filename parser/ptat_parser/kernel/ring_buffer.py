@@ -40,22 +40,16 @@ U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
-
 BATCH_BYTES = 1 << 20
 """Pages of so many are scanned at a time."""
 
-
 _PAGE_BYTES_MAX = 1 << 20
-
 
 _TEXT_BYTES_MAX = 1 << 20
 
-
 _MISSED_EVENTS = 1 << 31
 
-
 _MISSED_STORED = 1 << 30
-
 
 _SIZE_MASK = (1 << 20) - 1
 
@@ -215,10 +209,8 @@ def _load(data: U8, offset: Integer, size: Integer) -> Integer:
 
 PAGE_BEGINS, PAGE_FIRST, PAGE_LAST, PAGE_MISSED = range(4)
 
-
 PAGE_TIMES = 4
 """Of a page: the time in its header, its first and last event's, and whether some were missed."""
-
 
 _NO_TIME = np.uint64(END_OF_CYCLES)
 _FOUR, _EIGHT = np.int64(4), np.int64(8)  # no literals: those are other types to numba

@@ -20,13 +20,10 @@ TABLE_EVENTS = (
 )
 """Those with a sequence number and a marker on the bus: a trace needs them all."""
 
-
 FAULT_EVENTS = ("ptat_fault",)
-
 
 ENTRY_EVENTS = ("ptat_pte_set", "ptat_pte_clear")
 """Optional ones, which have neither."""
-
 
 TABLE_KINDS = TABLE_EVENTS
 """Index = `kind` of a row of `TABLE_EVENT`."""
@@ -44,9 +41,7 @@ TABLE_KINDS = TABLE_EVENTS
     MARKER,
 ) = range(len(TABLE_KINDS))
 
-
 COOKIE_START = 1
-
 
 COOKIE_STOP = 2
 
@@ -74,9 +69,7 @@ class TableEvent(NamedTuple):
 TABLE_EVENT = np.dtype([(name, "S16" if name == "comm" else "<u8") for name in TableEvent._fields])
 """`TableEvent` as a numpy structured dtype."""
 
-
 INTEGER_FIELDS = frozenset(TableEvent._fields) - {"time", "kind", "cpu", "comm"}
-
 
 TIMED_EVENT = np.dtype(
     [
@@ -90,22 +83,17 @@ TIMED_EVENT = np.dtype(
 )
 """One event without a marker: a fault, or a 4 KiB entry set or cleared."""
 
-
 TIMED_KINDS = FAULT_EVENTS + ENTRY_EVENTS
 """Optional events without a marker; index = `kind` of a row."""
 
 
 FAULT, ENTRY_SET, ENTRY_CLEAR = range(len(TIMED_KINDS))
 
-
 NOT_TIMED = 255
-
 
 TIMED_FIELDS = ("mm", "va", "slot_pa", "entry")
 
-
 _ENTRY_FIELDS = ("mm", "slot_pa", "va", "entry")
-
 
 NEEDED_FIELDS = {
     "ptat_mm_attach": ("seq", "mm", "pgd", "tgid", "why", "comm"),
@@ -123,12 +111,9 @@ NEEDED_FIELDS = {
 }
 """Fields that each event must have; others may come and go."""
 
-
 END_OF_CYCLES = (1 << 64) - 1
 
-
 LEVELS = (1, 2)
-
 
 TGID_MAX = 1 << 22
 """Linux's PID_MAX_LIMIT."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,23 +24,25 @@ from ptat_parser import wire
 from ptat_parser.capture import decode
 from ptat_parser.capture.decode import Decoded, decode_blocks
 from ptat_parser.compiled.jit import Integer, bare, jit
-from ptat_parser.compiled.shared import Shared
 from ptat_parser.errors import PtatError
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel import tracepoints
 from ptat_parser.kernel.log import LogTail
 from ptat_parser.kernel.tracepoints import TableEvent
-from ptat_parser.replay.page_tables import (
-    EMPTY,
-    ENTRIES,
-    ENTRY_SHIFT,
-    LEAF,
-    TABLE,
-    WRITTEN,
-    Mm,
-    Rpt,
+from ptat_parser.replay.entry_stores import TO_PAGE, entry_at, store
+from ptat_parser.replay.page_tables import EMPTY, ENTRIES, ENTRY_SHIFT, Mm, Rpt
+from ptat_parser.replay.state import (
+    EMPTY_ROOM,
+    FAULT,
+    MISS,
+    NO_ADDRESS,
+    PMD_READ,
+    ROOM,
+    TALLY,
+    Config,
+    RoomMemory,
 )
-from ptat_parser.replay.state import NO_ADDRESS
+from ptat_parser.replay.walks import pmd_kind, table_line
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -59,7 +61,8 @@ LATE_SEQS = 64
 _OWNERS = (tracepoints.TABLE_ALLOC, tracepoints.TABLE_LINK, tracepoints.TABLE_MOVE)
 """Kinds of events after which a table may be another's."""
 
-_MISSES, _FAULTED, _PMD_READS, _STORES, _UNEXPLAINED, _TOUCHED = range(6)
+_STORES, _UNEXPLAINED, _TOUCHED = range(3, 6)
+"""What is counted besides reads of the kinds `MISS`, `FAULT`, `PMD_READ`."""
 
 
 @dataclass
@@ -133,8 +136,14 @@ class Tail:
         self._last_seq: int | None = None
         self._given_up_seq: int | None = None
         self._rpt = Rpt(region.base, region.size_bytes)
-        self._marker_bytes = region.marker_slots * region.marker_stride_bytes
-        self._readback = np.uint64(session.readback_address)
+        self._config = Config(
+            base=np.uint64(region.base),
+            size=np.uint64(region.size_bytes),
+            marker_bytes=np.uint64(region.marker_slots * region.marker_stride_bytes),
+            readback=np.uint64(session.readback_address),
+            line=self.span,
+        )
+        self._tally = np.zeros(1, TALLY)
         self._held = _nothing()
         self._clock = clock
         self._waiting_since: float | None = None
@@ -142,7 +151,7 @@ class Tail:
         self._counts = np.zeros(0, np.uint32)
         self._touched = np.zeros(0, np.int64)
         self._sums = np.zeros(6, np.int64)
-        self._memory = _ROOM.memory()
+        self._memory = ROOM.memory()
         self._drain_per_tick = drain_per_s and drain_per_s / session.channel.tick_hz
         self._level = np.zeros(2)  # of the buffer, and when (ticks)
 
@@ -236,9 +245,9 @@ class Tail:
             self._harvest(found, self.last_ticks)
         self._held = ticks[at:], address[at:], write[at:]
         sums = self._sums
-        found.misses += int(sums[_MISSES])
-        found.faulted += int(sums[_FAULTED])
-        found.pmd_reads += int(sums[_PMD_READS])
+        found.misses += int(sums[MISS])
+        found.faulted += int(sums[FAULT])
+        found.pmd_reads += int(sums[PMD_READ])
         found.stores += int(sums[_STORES])
         found.unexplained += int(sums[_UNEXPLAINED])
         sums[:] = 0
@@ -297,14 +306,10 @@ class Tail:
                 old = getattr(self, name)
                 grown[: old.size] = old
                 setattr(self, name, grown)
-        room = _Room(
-            np.uint64(self._rpt.base), np.uint64(self._rpt.size_bytes),
-            np.uint64(self._marker_bytes), self._readback, self.span,
-            t.level, t.store_level, t.frame, t.parent, t.state, t.pending,
-            self._counts, self._touched, self._sums,
-        )  # fmt: skip
-        _ROOM.put(self._memory, room)
-        return int(_walk(address, write, start, self._memory))
+        room = EMPTY_ROOM._replace(t=t, config=self._config, tally=self._tally)
+        ROOM.put(self._memory, room)
+        at = _walk(address, write, start, self._counts, self._touched, self._sums, self._memory)
+        return int(at)
 
     def _harvest(self, found: Look, ticks: int) -> None:
         """Say whose the counted slots are, as long as that is known."""
@@ -354,9 +359,7 @@ class _Stream:
 
     def __init__(self, path: Path, channel: int) -> None:
         self._path = path
-        kind = wire.MAGIC << wire.HEADER_MAGIC_SHIFT | wire.VERSION << wire.HEADER_VERSION_SHIFT
-        kind |= channel << wire.HEADER_CHANNEL_SHIFT
-        self._kind = np.uint64(kind >> wire.HEADER_CHANNEL_SHIFT)
+        self._kind = decode.kind_of(channel)
         self._blocks = 0
         self._state = np.array([-1, 0, 0], np.int64)  # see `blocks`
 
@@ -395,128 +398,52 @@ def _fill(ticks: U64, drain_per_tick: float, level: npt.NDArray[np.float64]) -> 
         level[1] = now
 
 
-_PAGE_SHIFT = np.uint64(12)
-_ENTRY_SHIFT = np.uint64(3)
-
-
-class _Room(NamedTuple):
-    """What the compiled functions work on: the region, its tables, and the counts of their slots.
-
-    `touched` lists the slots with counts; `sums` is indexed by `_MISSES` … `_TOUCHED`.
-    """
-
-    base: np.uint64
-    size: np.uint64
-    marker_bytes: np.uint64
-    readback: np.uint64
-    line: int
-    level: U8
-    store_level: U8
-    frame: npt.NDArray[np.int32]
-    parents: I64
-    state: U8
-    pending: U8
-    counts: U32
-    touched: I64
-    sums: I64
-
-
-_ROOM = Shared(
-    _Room(
-        np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0), 1,
-        np.empty(0, np.uint8), np.empty(0, np.uint8), np.empty(0, np.int32),
-        np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.uint8),
-        np.empty(0, np.uint32), np.empty(0, np.int64), np.empty(0, np.int64),
-    )
-)  # fmt: skip
-_ROOM.attach("follow_room")
-
-
-class _Memory(Protocol):
-    """Memory that holds a `_Room`, in compiled code."""
-
-    follow_room: _Room
-
-
 @bare
-def _walk(address: U64, write: npt.NDArray[np.bool_], start: Integer, memory: _Memory) -> Integer:
-    """Count misses by slot up to the next marker, whose index is returned."""
-    room = memory.follow_room
-    counts, touched, sums = room.counts, room.touched, room.sums
+def _walk(
+    address: U64,
+    write: npt.NDArray[np.bool_],
+    start: Integer,
+    counts: U32,
+    touched: I64,
+    sums: I64,
+    memory: RoomMemory,
+) -> Integer:
+    """Count misses by slot up to the next marker, whose index is returned.
+
+    `touched` lists the slots with counts; `sums` is indexed by the kind of a read and `_STORES` ….
+    """
+    room = memory.room
+    t, config = room.t, room.config
     for i in range(start, address.size):
-        offset = address[i] - room.base
-        if offset < room.marker_bytes:
+        offset = address[i] - config.base
+        if offset < config.marker_bytes:
             if write[i]:
                 return i
-            sums[_UNEXPLAINED] += address[i] != room.readback
+            sums[_UNEXPLAINED] += address[i] != config.readback
             continue
-        slot = _slot(address[i], memory)
-        if slot < 0:
+        entry = entry_at(address[i], memory)
+        if entry < 0:
             sums[_UNEXPLAINED] += not write[i]
             continue
-        page = np.int64(offset >> _PAGE_SHIFT)
+        slot, page = entry & -config.line, np.int64(offset >> TO_PAGE)
         if write[i]:
             sums[_STORES] += 1
-            _store(slot, room.store_level[page], memory)
+            store(np.int64(t.store_level[page]), slot, config.line, memory)
             continue
-        following = address[i + 1] if i + 1 < address.size else NO_ADDRESS
-        kind = _kind(slot, room.level[page], following, memory)
+        kind = np.int64(_UNEXPLAINED)
+        if t.level[page] == 1:
+            kind = np.int64(FAULT if t.state[slot] == EMPTY else MISS)
+        elif t.level[page] == 2:
+            following = address[i + 1] if i + 1 < address.size else NO_ADDRESS
+            found, _, _ = pmd_kind(slot, np.int64(0), table_line(following, memory), memory)
+            kind = np.int64(found)
         sums[kind] += 1
-        if kind == _MISSES:
+        if kind == MISS:
             if counts[slot] == 0:
                 touched[sums[_TOUCHED]] = slot
                 sums[_TOUCHED] += 1
             counts[slot] += np.uint32(1)
     return address.size
-
-
-@bare
-def _slot(address: Integer, memory: _Memory) -> Integer:
-    """The slot of an address, or the first of its line; -1 where no table is."""
-    room = memory.follow_room
-    offset = address - room.base
-    if offset >= room.size:
-        return np.int64(-1)
-    frame = np.int64(room.frame[np.int64(offset >> _PAGE_SHIFT)])
-    if frame < 0:
-        return np.int64(-1)
-    return (frame * ENTRIES + np.int64(offset >> _ENTRY_SHIFT) % ENTRIES) & -room.line
-
-
-@bare
-def _store(slot: Integer, level: Integer, memory: _Memory) -> None:
-    """Store to a line of entries."""
-    room = memory.follow_room
-    state, pending = room.state, room.pending
-    if level == 1:
-        state[slot] = WRITTEN
-    elif level == 2:
-        for s in range(slot, slot + room.line):
-            if pending[s]:
-                state[s] = pending[s] - 1
-                pending[s] = 0
-
-
-@bare
-def _kind(slot: Integer, level: Integer, following: Integer, memory: _Memory) -> Integer:
-    """Which of `_MISSES` … a read is; `following`: the next access's address, or `NO_ADDRESS`."""
-    room = memory.follow_room
-    state, line = room.state, room.line
-    if level == 1:
-        return _FAULTED if state[slot] == EMPTY else _MISSES
-    if level != 2:
-        return _UNEXPLAINED
-    leaves = tables = 0
-    for s in range(slot, slot + line):
-        leaves += state[s] == LEAF
-        tables += state[s] == TABLE
-    if tables and leaves and following - room.base < room.size:  # what follows tells
-        next_page = np.int64((following - room.base) >> _PAGE_SHIFT)
-        if room.level[next_page] == 1:
-            leaves *= (room.parents[room.frame[next_page]] & -line) != slot
-    if leaves:
-        return _MISSES
-    return _PMD_READS if tables else _FAULTED
 
 
 def rows(pages: list[Counted]) -> dict[str, npt.NDArray[Any]]:

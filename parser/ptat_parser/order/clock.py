@@ -93,6 +93,10 @@ class Clock:
         result: npt.NDArray[np.int64] = (since * self.ns_per_tick).astype(np.int64) + self.origin_ns
         return result
 
+    def ns(self, ticks: int) -> int:
+        """The same of one time."""
+        return int(self.to_ns(np.array([ticks], np.uint64))[0])
+
     def to_ticks(self, cycles: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Kernel clock cycles → bus ticks; times before tick 0 become 0."""
         since = (cycles - np.uint64(self.origin_cycles)).view(np.int64)

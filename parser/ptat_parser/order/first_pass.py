@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from ptat_parser import wire
 from ptat_parser.capture.chunks import Lost, MarkRecord, Seen
 from ptat_parser.capture.decode import END_OF_TIME
 from ptat_parser.capture.merge import Reader
-from ptat_parser.capture.reader import BusReader, Known, chunks_of
 from ptat_parser.errors import ParseError
 from ptat_parser.formats.session import Region
 from ptat_parser.order.entry_pairs import EntryPairs
@@ -23,7 +22,6 @@ from ptat_parser.order.markers import MarkerStores
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, what is done and the total, in blocks."""
-
 
 INTERVALS_MAX = 1 << 16
 
@@ -84,35 +82,27 @@ class Survey:
     chunks: list[FirstAccess | None] = field(default_factory=list)  # of the reader
 
 
-Inside = tuple[Seen, bool]
-"""What is in some chunks, and whether some accesses, of it or before, are in the region."""
-
-
 def survey(
     reader: Reader,
     region: Region,
     progress: Progress = no_progress,
     entry_stores: EntryPairs | None = None,
 ) -> Survey:
-    """Read the whole stream once, or only its outline, if that is known.
+    """Find what the stream holds besides reads, which its index tells or a pass over all of it.
 
     `entry_stores` is shown the stores. Raises `ParseError` for a damaged stream and for one that
     is of another region.
     """
-    base = np.uint64(region.base)
+    base, size_bytes = np.uint64(region.base), np.uint64(region.size_bytes)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
     found = Survey(_no_stores())
     stores: list[tuple[npt.NDArray[Any], ...]] = []
     after_loss: list[npt.NDArray[np.bool_]] = []
     inside = False
     loss_pending = False
-    if isinstance(reader, BusReader) and reader.known and reader.known.foretold:
-        chunks = _foretold(reader.known)
-    else:
-        chunks = _seen(reader, region)
-    for chunk, is_inside in chunks:
-        inside |= is_inside
+    for chunk in reader.seen():
         rows, ticks, address = chunk.stores
+        inside |= bool(np.any(address - base < size_bytes))
         if rows.size or chunk.lost:
             is_marker = np.flatnonzero(address - base < marker_bytes)
             if entry_stores:
@@ -134,7 +124,7 @@ def survey(
         found.losses.add_interval(0, found.first_ticks)
     if not found.stopped:
         found.losses.add_interval(found.last_ticks, END_OF_TIME)
-    if found.accesses and not inside:
+    if found.accesses and not inside and not _any_inside(reader, region):
         raise ParseError(
             f"{reader.path}: none of {found.accesses} accesses lies in the region"
             f" {region.base:#x}+{region.size_bytes:#x}",
@@ -148,20 +138,9 @@ def survey(
     return found
 
 
-def _seen(reader: Reader, region: Region) -> Iterator[Inside]:
-    inside = False
-    for chunk in chunks_of(reader):
-        if not inside:
-            offset = chunk.decoded().address - np.uint64(region.base)
-            inside = bool(np.any(offset < np.uint64(region.size_bytes)))
-        yield Seen.of(chunk), inside
-
-
-def _foretold(known: Known) -> Iterator[Inside]:
-    """The same, as somebody else has seen it; who did that has looked for the region."""
-    assert known.foretold
-    for seen in known.foretold.seen():
-        yield seen, True
+def _any_inside(reader: Reader, region: Region) -> bool:
+    base, size_bytes = np.uint64(region.base), np.uint64(region.size_bytes)
+    return any(np.any(chunk.address - base < size_bytes) for chunk in reader)
 
 
 def _count(chunk: Seen, found: Survey) -> None:

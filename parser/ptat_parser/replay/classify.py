@@ -14,13 +14,11 @@ import numpy.typing as npt
 from ptat_parser.capture.decode import (
     ACCESS_ADDRESS_MASK,
     ADDRESS_UNIT_SHIFT,
-    PIECE_BLOCKS,
     WORD_CHECK,
     WORD_FIRST_RECORD,
     WORD_TIME,
     WRITE_BIT,
     delta_of,
-    sum_up,
 )
 from ptat_parser.compiled.jit import Integer, bare, inlined, put_passing
 from ptat_parser.replay.entry_stores import TO_ENTRY, TO_PAGE, entry_at, store
@@ -70,19 +68,16 @@ _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 @bare
 def replay_accesses(
     start: Integer, stop: Integer, chunk_memory: AccessesMemory, memory: RoomMemory
-) -> Integer:
+) -> None:
     """Replay the accesses ``start … stop``, between which no table event stands.
 
-    `chunk_memory` holds the `Accesses`, `memory` the `Room`. Returns where it came to, which is not
-    `stop` if the words are not those that the checksums are of.
+    `chunk_memory` holds the `Accesses`, `memory` the `Room`.
     """
     chunk = chunk_memory.accesses
     for group in range(start // GROUP, -(-stop // GROUP)):
         first = group * GROUP
         if memory.room.config.faults and first >= start and group % WATCH_GROUPS == 0:
             watch_until(_horizon(group, chunk_memory, memory), memory)
-        if chunk.size and not _is_as_it_was(group, chunk_memory):
-            return max(first, start)
         begin, end = max(start - first, 0), min(stop - first, GROUP)
         if chunk.size:
             block = chunk.blocks[group]
@@ -92,7 +87,6 @@ def replay_accesses(
         else:
             words, time = chunk.words[first : first + GROUP], chunk.time[first : first + GROUP]
             _replay_group(words, time, group, begin, end, _ZERO, chunk_memory, memory)
-    return stop
 
 
 @bare
@@ -308,20 +302,6 @@ def _horizon(first: Integer, chunk_memory: AccessesMemory, memory: RoomMemory) -
     if later >= chunk.size:
         return chunk.following.horizon
     return chunk.blocks[later, WORD_TIME]
-
-
-@bare
-def _is_as_it_was(block: Integer, chunk_memory: AccessesMemory) -> bool:
-    """Whether a block's piece has the checksums that it must have, if any are known."""
-    chunk = chunk_memory.accesses
-    piece = block // PIECE_BLOCKS
-    if chunk.sums.size and piece != chunk.checked[0]:
-        first = piece * PIECE_BLOCKS
-        total, by_place = sum_up(chunk.blocks[first : min(first + PIECE_BLOCKS, chunk.size)])
-        if total != chunk.sums[piece, 0] or by_place != chunk.sums[piece, 1]:
-            return False
-        chunk.checked[0] = piece
-    return True
 
 
 @bare

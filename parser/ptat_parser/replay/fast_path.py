@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser import wire
-from ptat_parser.capture.decode import ACCESS_ADDRESS_MASK, PIECE_BLOCKS, WRITE_BIT, delta_of
+from ptat_parser.capture.decode import ACCESS_ADDRESS_MASK, WRITE_BIT, delta_of
 from ptat_parser.compiled.jit import (
     Integer,
     bare,
@@ -23,7 +22,6 @@ from ptat_parser.compiled.jit import (
     inlined,
     ones,
     prefetch,
-    prefetch_later,
     put_apart,
     put_passing,
 )
@@ -61,9 +59,6 @@ _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 
 AHEAD = 64
 """Prefetch distance, in reads, of the word that counts a slot's reads."""
-
-WORDS_AHEAD = PIECE_BLOCKS * wire.BLOCK_WORDS
-"""Prefetch distance, in words, of a capture that is mapped and not copied."""
 
 
 @bare
@@ -149,13 +144,11 @@ def count_reads(
     # Unsigned indices take no check of their sign.
     i, stop = np.uint64(start), np.uint64(end)
     ahead = np.uint64(AHEAD)
-    later = np.uint64(WORDS_AHEAD)
     while True:
         # The inner loop. Its one branch is taken where a count is 0 or full.
         slot, known, before = _ZERO, _ZERO, now
         while i < stop:
             prefetch(tally, np.uint64(slots[i + ahead]))
-            prefetch_later(words, i + later)
             slot = np.uint64(slots[i])
             before = now
             now = time[i] if timed else now + delta_of(words[i])

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import wire
-from ptat_parser.capture.chunks import Access, AnyChunk, Chunk, PlainChunk
+from ptat_parser.capture.chunks import AnyChunk, Chunk, PlainChunk
 from ptat_parser.capture.decode import ADDRESS_UNIT_SHIFT, WRITE_BIT
 from ptat_parser.capture.merge import Reader
-from ptat_parser.capture.reader import BusReader, parts_of
+from ptat_parser.capture.reader import BusReader
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel import tracepoints
 from ptat_parser.kernel.log import KernelLog
@@ -109,10 +109,6 @@ class Order:
     losses: tuple[int, ...] = ()
 
 
-Checkpoint = tuple[Rpt, Schedule, I64]
-"""What carries over from segment to segment: tables, the next events, the last steps of walks."""
-
-
 class Replayer:
     """Classifies every access of a stream, segment by segment.
 
@@ -150,14 +146,6 @@ class Replayer:
         self.stopped = order.stopped
         self.walk_steps = np.empty(0, np.int64)  # that segments began with, the last of them
         self.pages, self.rows = no_pages(), 0
-
-    def checkpoint(self) -> Checkpoint:
-        """What carries over from segment to segment, for `go_to` when it was copied."""
-        return self.rpt, self.schedule, self.walk_steps
-
-    def go_to(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; the counts of pages must have been taken."""
-        self.rpt, self.schedule, self.walk_steps = checkpoint
 
     def take_pages(self) -> I64:
         """The counts of pages since the last call: columns, in the order of the pages' numbers.
@@ -249,11 +237,11 @@ class Replayer:
             at = [ticks or access for ticks, access in zip(at, there, strict=True)]
         return at
 
-    def following(self, after: Access | None, chunk: int, accesses: int) -> Following:
-        """What follows the first `accesses`: the access `after`, or else the first of a chunk."""
+    def following(self, chunk: int, accesses: int) -> Following:
+        """What follows the first `accesses`: the first access of a chunk, if it has one."""
         later = bisect_left(self._first_numbers, accesses + HELD_BACK)
         horizon = self._first_ticks[later] if later < self._first_ticks.size else NEVER
-        first = after or (self._firsts[chunk] if chunk < len(self._firsts) else None)
+        first = self._firsts[chunk] if chunk < len(self._firsts) else None
         if first is None or first.write:
             return Following(NO_ADDRESS, 0, horizon)
         return Following(np.uint64(first.address), first.ticks, horizon)
@@ -321,9 +309,10 @@ class _SegmentReplay:
         replayer, segment, memory = self._replayer, self._segment, self._memory
         schedule = replayer.schedule
         self._share()
-        for number, chunk in parts_of(self._reader):
+        chunk_blocks = self._reader.chunk_blocks
+        for number, chunk in enumerate(self._reader.chunks(), segment.first_block // chunk_blocks):
             steps = schedule.within(chunk, self._done_accesses)
-            blocks = min((number + 1) * self._reader.chunk_blocks, segment.end_block)
+            blocks = min((number + 1) * chunk_blocks, segment.end_block)
             self._replay_chunk(number, chunk, steps, partial(progress, "replaying", blocks))
         end_ticks = NEVER if segment.end_ticks is None else np.uint64(segment.end_ticks)
         watch_until(end_ticks, memory)
@@ -369,13 +358,12 @@ class _SegmentReplay:
         at = replayer.ticks_of(steps, chunk)
         ends = [*(position for position, _ in steps), chunk.accesses]
         until = [0] * len(steps)
-        after = chunk.after
         if config.skips:
             chunk, steps, until = self._stores_only(chunk, steps, before_ticks)
         self._make_room_for(chunk.accesses)
-        following = replayer.following(after, number + 1, self._done_accesses)
+        following = replayer.following(number + 1, self._done_accesses)
         self._share()
-        self._share_accesses(_accesses(chunk, following, map_it=True))
+        self._share_accesses(_accesses(chunk, following))
         start = begin = 0
         for (position, event), at_ticks, until_ticks, end in zip(
             [*steps, (chunk.accesses, NOTHING)], [*at, 0], [*until, 0], ends, strict=True
@@ -383,7 +371,7 @@ class _SegmentReplay:
             if whole:
                 self._learn_steps(whole, begin, end)
                 begin = end
-            self._replay_accesses(chunk, following, start, position)
+            self._replay_accesses(chunk, start, position)
             start = position
             if until_ticks:
                 apply_until(np.uint64(until_ticks), self._memory)
@@ -457,16 +445,14 @@ class _SegmentReplay:
         self._accesses = accesses  # or its arrays would go
         ACCESSES.put(self._chunk_memory, accesses)
 
-    def _replay_accesses(self, chunk: AnyChunk, following: Following, start: int, end: int) -> None:
+    def _replay_accesses(self, chunk: AnyChunk, start: int, end: int) -> None:
         """Replay accesses of a chunk, between which no table event stands."""
         rpt = self._replayer.rpt
         while start < end:
             stop = _before_epochs_end(chunk, start, end, rpt.epoch_ticks)
-            start = replay_accesses(start, stop, self._chunk_memory, self._memory)
-            if start < stop:
-                # Reading the words says why, if they are not what they were.
-                self._share_accesses(_accesses(chunk, following))
-            elif start < end:
+            replay_accesses(start, stop, self._chunk_memory, self._memory)
+            start = stop
+            if start < end:
                 self._replayer.collect(self._replayer.pages)
                 rpt.epoch_ticks = chunk.access(start)[0]
                 self._cursors["epoch"] = rpt.epoch_ticks
@@ -530,11 +516,8 @@ def with_room(pages: I64, used: int, wanted: int) -> I64:
     return new
 
 
-def _accesses(chunk: AnyChunk, following: Following, *, map_it: bool = False) -> Accesses:
-    """The accesses of a chunk for the compiled loop.
-
-    `map_it`: map the words, if possible, instead of reading them.
-    """
+def _accesses(chunk: AnyChunk, following: Following) -> Accesses:
+    """The accesses of a chunk for the compiled loop."""
     found = Accesses(
         blocks=_NO_BLOCKS,
         words=_NO_TIME,
@@ -542,14 +525,8 @@ def _accesses(chunk: AnyChunk, following: Following, *, map_it: bool = False) ->
         last_ticks=chunk.last_ticks,
         following=following,
         size=0,
-        checked=_NONE_CHECKED,
-        sums=_NO_SUMS,
     )
     if isinstance(chunk, PlainChunk):
-        if map_it and (words := chunk.mapped()) is not None:
-            sums = _NO_SUMS if chunk.sums is None else chunk.sums.copy()
-            checked = np.full(1, -1)
-            return found._replace(blocks=words, size=chunk.blocks, checked=checked, sums=sums)
         return found._replace(blocks=chunk.words, size=chunk.blocks)
     words = chunk.address >> ADDRESS_UNIT_SHIFT
     words[chunk.write] |= WRITE_BIT
@@ -557,8 +534,6 @@ def _accesses(chunk: AnyChunk, following: Following, *, map_it: bool = False) ->
 
 
 _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, np.uint64)
-
-_NONE_CHECKED, _NO_SUMS = np.empty(0, np.int64), np.empty((0, 2), np.uint64)
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:

@@ -30,15 +30,12 @@ from ptat_parser.replay.state import EXAMPLES, TALLY, Part, Record, Records, Seg
 
 I64 = npt.NDArray[np.int64]
 
-
 SEGMENT_ACCESSES = 1 << 24
 """Target accesses per segment. The final segments shrink to 1/8 of this."""
-
 
 SEGMENTS_LEFT = 8
 """Split the remaining stream into this many segments, so that the last worker finishes shortly
 after the others."""
-
 
 QUIET_S = 1e-3
 """Cut at least this far from a fault event, if there is such a place."""
@@ -146,12 +143,14 @@ class Joined:
 
 
 class Output(Protocol):
-    """Where the reads of one segment go: to `records`.
+    """Where the reads of one segment go.
 
     A context manager: what is written is whole when it is left without error.
     """
 
-    records: Records
+    @property
+    def records(self) -> Records:
+        """Where the replay puts the reads."""
 
     def __enter__(self) -> object:
         """Begin to write."""

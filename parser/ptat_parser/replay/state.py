@@ -125,8 +125,7 @@ class Accesses(NamedTuple):
 
     Of a `PlainChunk` its undecoded `blocks`, of which there are `size`; of any other chunk, for
     each access, `words` with the address and the write bit as in a block, and its `time`.
-    `last_ticks`: time of the last access. `sums`: the checksums of the blocks' pieces, if these are
-    to be checked; `checked` is then the piece that was checked last, or -1.
+    `last_ticks`: time of the last access.
     """
 
     blocks: U64
@@ -135,8 +134,6 @@ class Accesses(NamedTuple):
     last_ticks: int
     following: Following
     size: int
-    checked: I64
-    sums: U64
 
 
 class Held(NamedTuple):
@@ -276,8 +273,6 @@ ACCESSES = Shared(
         last_ticks=0,
         following=Following(NO_ADDRESS, 0, NEVER),
         size=0,
-        checked=np.empty(0, np.int64),
-        sums=np.empty((0, 2), np.uint64),
     ),
     sliced=True,
 )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,7 @@ from ptat_parser.replay import page_counts
 from ptat_parser.replay.page_tables import ENTRIES, ENTRY_SHIFT, Mm
 from ptat_parser.replay.segments import Replay
 
-if TYPE_CHECKING:  # parsing does without, and starts the sooner
-    pass
-
-
 I64 = npt.NDArray[np.int64]
-
 
 PAGE_COLUMNS = {
     "page": np.uint32,
@@ -67,11 +62,10 @@ def pages_of(done: Replay, fitted: Clock, line: int) -> Pages:
     }
 
 
-def write_pages(pages: Pages, mms: list[Mm], path: Path) -> None:
-    """Write ``pages.parquet``."""
-    comms = [mm.comm for mm in mms] or [""]
+def write_pages(pages: Pages, comms: list[str], path: Path) -> None:
+    """Write ``pages.parquet``; `comms`: of the address spaces."""
     columns = [
-        Text(name, comms) if dtype is str else Column(name, dtype)
+        Text(name, comms or [""]) if dtype is str else Column(name, dtype)
         for name, dtype in PAGE_COLUMNS.items()
     ]
     with path.open("wb") as file, Writer(file, columns) as writer:

@@ -10,17 +10,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ptat_parser import wire
-from ptat_parser.capture import block_index
 from ptat_parser.capture.merge import open_bus
-from ptat_parser.capture.reader import BusReader
 from ptat_parser.compiled import first_use
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.formats import storage
@@ -31,8 +27,9 @@ from ptat_parser.order import clock, markers
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.entry_pairs import EntryPairs
 from ptat_parser.order.first_pass import Progress, no_progress, survey
-from ptat_parser.replay import cluster, segments
+from ptat_parser.replay import segments
 from ptat_parser.replay import workers as replay_workers
+from ptat_parser.replay.cluster import on_cluster
 from ptat_parser.replay.replayer import Order, Replayer
 from ptat_parser.replay.state import Segment
 from ptat_parser.results import gaps, trapped
@@ -66,11 +63,11 @@ def parse(
         with (
             storage.replacing(session.results_path, lambda: progress(WAITING, 0, 1)) as unfinished,
             first_use.shown(progress),
-            contextlib.ExitStack() as threads,
         ):
-            summary = _parse_into(
-                unfinished, session, salvage, counts_only, workers, address, progress, threads
-            )
+            if storage.is_remote(session.path):
+                workers = 1  # connections cannot be forked
+            executor = on_cluster(address) if address else replay_workers.in_processes(workers)
+            summary = _parse_into(unfinished, session, salvage, counts_only, executor, progress)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise PtatError(
@@ -108,20 +105,14 @@ def _parse_into(
     session: Session,
     salvage: bool,
     counts_only: bool,
-    workers: int,
-    address: str | None,
+    executor: replay_workers.Executor,
     progress: Progress,
-    threads: contextlib.ExitStack,
 ) -> dict[str, Any]:
     session.check_files()
     if session.traps:
         return trapped.parse_into(directory, session, progress, counts_only=counts_only)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
-    if workers > 1 and isinstance(reader, BusReader) and storage.is_remote(reader.path):
-        reader.ahead = threads.enter_context(ThreadPoolExecutor(1))
-    if isinstance(reader, BusReader) and session.complete and not salvage and not address:
-        block_index.use(reader, session.region)
     log = kernel_log.read_kernel_log(session.kernel_path)
     entry_stores = EntryPairs(session, log)
     found = survey(reader, session.region, progress, entry_stores)
@@ -156,26 +147,16 @@ def _parse_into(
     )
     replayer = Replayer(session, order, faults=faults, entries=entries)
     cut = segments.plan(reader, found, replayer.from_fault_ticks, channel.tick_hz)
-    in_turn = not address and (workers == 1 or len(cut) == 1 or storage.is_remote(reader.path))
-    if isinstance(reader, BusReader) and not in_turn:
-        reader.ahead = None
     make_output: segments.MakeOutput = _make_nothing
     if not counts_only:
         for name in ("misses", "other"):
             (directory / name).mkdir()
-        behind = threads.enter_context(ThreadPoolExecutor(1)) if in_turn and workers > 1 else None
         passing = reader.blocks * wire.BLOCK_BYTES > _STAYS_BYTES
-        make_output = MakeSegmentFiles(directory, fitted, passing, behind)
-    if address:
-        done = cluster.replay_on_cluster(address, replayer, reader, cut, make_output, progress)
-    elif in_turn:
-        done = replay_workers.replay_here(replayer, reader, cut, make_output, progress)
-    else:
-        done = replay_workers.replay_in_processes(
-            workers, replayer, reader, cut, make_output, progress
-        )
+        make_output = MakeSegmentFiles(directory, fitted, passing)
+    work = replay_workers.Work(replayer, reader, cut, make_output)
+    done = replay_workers.run(executor, work, progress)
     pages = pages_of(done, fitted, session.board.granularity_bytes // 8)
-    write_pages(pages, done.rpt.mms, directory / "pages.parquet")
+    write_pages(pages, [mm.comm for mm in done.rpt.mms], directory / "pages.parquet")
     summary = summary_of(session, found, log, placement, fitted, done, pages, faults)
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary

@@ -26,9 +26,7 @@ from ptat_parser.results.pages import Pages
 
 I64 = npt.NDArray[np.int64]
 
-
 FORMAT = "ptat-results"
-
 
 VERSION = 5
 
@@ -78,7 +76,7 @@ def summary_of(
             "events": done.rpt.inconsistent,
             "examples": [
                 {
-                    "time_ns": int(fitted.to_ns(np.array([ticks], np.uint64))[0]),
+                    "time_ns": fitted.ns(ticks),
                     "address": address,
                     "reason": reason,
                 }
@@ -91,7 +89,7 @@ def summary_of(
             "ambiguous": count["ambiguous"],
         },
         "user_markers": [
-            {"cookie": cookie, "time_ns": _ns(fitted, ticks)}
+            {"cookie": cookie, "time_ns": fitted.ns(ticks)}
             for cookie, ticks in done.rpt.user_markers
         ],
         "warnings": _warnings(session, found, faults, fitted),
@@ -144,7 +142,7 @@ def _misses_by_span(pages: Pages) -> dict[str, int]:
 
 
 def _ns(fitted: Clock, ticks: int | None) -> int | None:
-    return None if ticks is None else int(fitted.to_ns(np.array([ticks], np.uint64))[0])
+    return None if ticks is None else fitted.ns(ticks)
 
 
 def _incomplete_reason(session: Session, found: Survey) -> str | None:

@@ -54,7 +54,6 @@ SCHEMA = pa.schema(
 """Columns of a miss: `time` in ns of kernel time, `vaddr` where its page or, where `span` is more
 than 1, the first of the pages it may be of begins; `page` is its row in `Trace.pages`."""
 
-
 TRAP_COLUMNS = (
     pa.field("thread", pa.uint32()),
     pa.field("ip", pa.uint64()),

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.errors import BadInput
-from ptat_parser.formats.parquet import Column, Text, Writer
+from ptat_parser.formats.parquet import Column, Writer
 from ptat_parser.formats.session import Session
 from ptat_parser.formats.traps import ACCESS, NO_MISS, Flag, access_name, page_shift, read_records
 from ptat_parser.kernel.log import KernelLog, read_kernel_log
@@ -33,7 +33,7 @@ from ptat_parser.kernel.tracepoints import (
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.first_pass import Progress
 from ptat_parser.replay import state as replay_state
-from ptat_parser.results.pages import PAGE_COLUMNS
+from ptat_parser.results.pages import Pages, write_pages
 from ptat_parser.results.summary import FORMAT, VERSION
 
 RECORDS_AT_ONCE = 1 << 20
@@ -247,7 +247,7 @@ class _Pages:
         of_mm = {process["mm"]: i for i, process in enumerate(processes)}
         owner = np.array([of_mm[mm] for mm in self.key["mm"].tolist()], np.uint32)
         tgids = np.array([process["tgid"] for process in processes] or [0], np.int32)
-        rows: dict[str, npt.NDArray[Any]] = {
+        rows: Pages = {
             "page": np.arange(self.key.size, dtype=np.uint32),
             "mm": self.key["mm"],
             "tgid": tgids[owner] if owner.size else np.empty(0, np.int32),
@@ -261,13 +261,7 @@ class _Pages:
             "first_ns": clock.to_ns(self.times[:, 0]),
             "last_ns": clock.to_ns(self.times[:, 1]),
         }
-        comms = [process["comm"] for process in processes] or [""]
-        columns = [
-            Text(name, comms) if dtype is str else Column(name, dtype)
-            for name, dtype in PAGE_COLUMNS.items()
-        ]
-        with path.open("wb") as file, Writer(file, columns) as writer:
-            writer.write(*(rows[name] for name in PAGE_COLUMNS))
+        write_pages(rows, [process["comm"] for process in processes], path)
 
 
 def _writer(folder: Path, columns: Sequence[Column], files: contextlib.ExitStack) -> Writer:
@@ -323,7 +317,7 @@ def _processes(log: KernelLog, pages: _Pages, clock: Clock) -> list[dict[str, An
     """The address spaces in order of attachment; then those that records alone name."""
     rows: dict[int, dict[str, Any]] = {}
     for event in log.tables[np.isin(log.tables["kind"], (MM_ATTACH, MM_EXIT))]:
-        mm, time = int(event["mm"]), _ns(clock, event["time"])
+        mm, time = int(event["mm"]), clock.ns(int(event["time"]))
         if event["kind"] == MM_ATTACH:
             rows[mm] = _process(mm) | {
                 "tgid": int(event["tgid"]),
@@ -418,14 +412,10 @@ def _summary(
             **{flag.name.lower(): count for flag, count in pages.flags.items() if flag.name},
         },
         "user_markers": [
-            {"cookie": int(event["cookie"]), "time_ns": _ns(clock, event["time"])}
+            {"cookie": int(event["cookie"]), "time_ns": clock.ns(int(event["time"]))}
             for event in markers
         ],
         "warnings": [f"the recording is incomplete: {session.incomplete_reason}"]
         if not session.complete
         else [],
     }
-
-
-def _ns(clock: Clock, cycles: np.uint64) -> int:
-    return int(clock.to_ns(np.array([cycles], np.uint64))[0])

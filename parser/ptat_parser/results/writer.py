@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,6 @@ from ptat_parser.formats.parquet import Column, Writer
 from ptat_parser.order.clock import Clock
 from ptat_parser.replay import state as replay_state
 from ptat_parser.replay.state import Records, Segment
-
-if TYPE_CHECKING:  # parsing does without, and starts the sooner
-    pass
-
 
 _Columns: TypeAlias = tuple[npt.NDArray[np.int64], ...]
 """Rows of a file's columns."""
@@ -90,14 +85,16 @@ _ROOM = 4
 writes has more left at the end.
 """
 
-
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
-
 
 _OTHERS = [*_MISSES, Column("kind", np.uint8)]
 
 
-@dataclass(frozen=True)
+def _new_records(rows: int) -> Records:
+    return Records(np.empty(rows, np.uint64), np.empty(rows, np.uint32), np.empty(rows, np.uint8))
+
+
+@dataclass
 class MakeSegmentFiles:
     """Makes the files of a segment in `directory`."""
 
@@ -105,39 +102,27 @@ class MakeSegmentFiles:
     fitted: Clock
     passing: bool
     """There is too much of it for the page cache."""
-    behind: Executor | None = None
-    """Writes settled reads while the replay goes on; one thread, for the files have an order."""
-    free: list[Records] = field(default_factory=list)
+    records: Records = field(default_factory=lambda: _new_records(0))
+    """Used by one segment after the other."""
 
     def __call__(self, segment: Segment) -> _Output:
         """The files of one segment, not opened yet."""
-        return _Output(self, segment.number, self.records(0, 0))
-
-    def records(self, least: int, rows: int) -> Records:
-        """Records for `least` rows, used before, or new ones for `rows`."""
-        # Memory that was used before is there already.
-        with contextlib.suppress(IndexError):
-            while True:
-                records = self.free.pop()
-                if records.kind.size >= least:
-                    return records
-        return _new_records(rows)
-
-
-def _new_records(rows: int) -> Records:
-    return Records(np.empty(rows, np.uint64), np.empty(rows, np.uint32), np.empty(rows, np.uint8))
+        return _Output(self, segment.number)
 
 
 class _Output:
     """The reads of a segment, held in `records` and written as Parquet."""
 
-    def __init__(self, made_by: MakeSegmentFiles, number: int, records: Records) -> None:
-        self.records = records
+    def __init__(self, made_by: MakeSegmentFiles, number: int) -> None:
         self._made_by = made_by
         self._number = number
         self._files: list[Writer] = []
         self._open: contextlib.ExitStack | None = None
-        self._writing: Future[Records] | None = None
+
+    @property
+    def records(self) -> Records:
+        """Where the replay puts the reads."""
+        return self._made_by.records
 
     def __enter__(self) -> _Output:
         self._open = contextlib.ExitStack()
@@ -155,50 +140,28 @@ class _Output:
         traceback: TracebackType | None,
     ) -> None:
         assert self._open
-        if self._writing:
-            self._writing.exception()  # is done then
         self._open.__exit__(kind, error, traceback)
-        self._made_by.free.append(self.records)
 
     def make_room(self, used: int, settled: int, wanted: int) -> Records:
         """Write the first `settled` rows and move the others, up to `used`, to the front."""
         left, old = used - settled, self.records
-        self._hand_on(settled)
-        if self._writing or left + wanted > old.kind.size:
-            self.records = self._made_by.records(left + wanted, left + _ROOM * wanted)
+        self.write(settled)
+        if left + wanted > old.kind.size:
+            self._made_by.records = _new_records(left + _ROOM * wanted)
         for name in Records._fields:
             getattr(self.records, name)[:left] = getattr(old, name)[settled:used]
         return self.records
 
     def write(self, rows: int) -> None:
-        """Write the first so many rows, which are the last of the segment."""
-        self._hand_on(rows)
-        self._wait()
-
-    def _hand_on(self, rows: int) -> None:
-        """Have the first `rows` written: at once, or behind, where they are used until then."""
-        self._wait()
-        if behind := self._made_by.behind:
-            self._writing = behind.submit(self._write, self.records, rows)
-        else:
-            self._write(self.records, rows)
-
-    def _wait(self) -> None:
-        if self._writing:
-            written, self._writing = self._writing.result(), None
-            if written is not self.records:
-                self._made_by.free.append(written)
-
-    def _write(self, records: Records, rows: int) -> Records:
+        """Write the first so many rows."""
         fitted = self._made_by.fitted
         misses, others = self._files
         line = _Line(np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick)
         done = 0
         while done < rows:
             found, left = _share_out(
-                records, done, rows, line, tuple(misses.room()), tuple(others.room()),
+                self.records, done, rows, line, tuple(misses.room()), tuple(others.room()),
             )  # fmt: skip
             misses.filled(found)
             others.filled(left)
             done += found + left
-        return records

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ptat_studies.fs.sweep import Plan
     from ptat_studies.fs.systems import FileSystem
 
-
 SWEEP = Path("ptat-bench-fs")
 
 

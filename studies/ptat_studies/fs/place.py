@@ -208,7 +208,7 @@ def testbed(
             *(sys.executable, "-m", "ptat_host.cli", "record", "--board", "testbed"),
             *("--output", str(session), "--pmem", pmem, "--snapshots", "yes"),
             *("--cpus", str(max(cpus) + 1), "--no-maps", "--no-faults"),
-            *("--no-archive", "--no-outline"),
+            "--no-archive",
             *(*options, "--", *AGENT),
         ]
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))

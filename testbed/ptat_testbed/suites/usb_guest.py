@@ -262,7 +262,7 @@ def _start(
     if file_bytes_max is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
     board = f"usb:{SERIAL}"
-    command = [*("--no-archive", "--no-outline"), *options, "--", *command]
+    command = ["--no-archive", *options, "--", *command]
     status = main_of_ptat(["record", "--board", board, "-o", str(session), *command])
     sys.stderr.flush()
     os._exit(status)
