@@ -92,7 +92,7 @@ def test_top_beside_a_recording(tmp_path):
         ).stdout
     )
     totals = report["totals"]
-    assert last["lost"] == {"accesses": 0, "blocks": 0, "kernel_events": 0}
+    assert set(last["lost"].values()) == {0}
     # What the last look may have missed is what came after it, and it takes some faults for misses.
     assert totals["misses"] - MISSES < last["total"] <= totals["misses"] + totals["faulted"]
     assert [one["name"] for one in last["processes"]] == ["busy"]
