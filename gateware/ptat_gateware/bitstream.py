@@ -47,7 +47,7 @@ from ptat_gateware.soc import source_hash
 from ptat_gateware.targets.acorn import Acorn
 from ptat_gateware.targets.bare import Bare
 from ptat_gateware.targets.butterstick import ButterStick
-from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, DDR3_1600_CK_HZ, ECPIX5
+from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, DDR3_1333_CK_HZ, ECPIX5
 from ptat_gateware.targets.ecpix5_soc import ECPIX5SoC
 from ptat_gateware.targets.ft601_soc import FT601SoC
 from ptat_parser import wire
@@ -276,7 +276,7 @@ def butterstick_design(ck_hz: int) -> Design:
 
 DESIGNS = (
     ecpix5_design(DDR3_800_CK_HZ),
-    butterstick_design(DDR3_1600_CK_HZ),
+    butterstick_design(DDR3_1333_CK_HZ),
 )
 DEVICE_DESIGN = Design(ECPIX5_SOC, ECPIX5SoC.required_mhz(DDR3_800_CK_HZ), generate_ecpix5_soc)
 DEVICES = {ECPIX5_SOC: generate_ecpix5_soc, FT601_SOC: generate_ft601_soc}

@@ -9,8 +9,8 @@ All pins of the connector SYZYGY 0 are in bank 6 of the FPGA, whose supply the b
 left, where input logic with a gear of 4 (IDDRX2F) is, and has the differential input of a PLL for
 CK (S26, S27). Of the 32 pins, 26 and these 3 are taken. UART, sync and trigger are on SYZYGY 2.
 
-Up to DDR3-800 CK enters as it is. Above, the tap divides it by two: 400 MHz at DDR3-1600, the most
-that clock inputs, PLL and IDDRX2F take. See docs/hardware.md.
+Up to DDR3-800 CK enters as it is. Above, the tap divides it by two. Clock inputs, PLL and IDDRX2F
+take 400 MHz, that is DDR3-1600; domain "snoop" is fast enough for DDR3-1333. See docs/hardware.md.
 """
 
 from __future__ import annotations

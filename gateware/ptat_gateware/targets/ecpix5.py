@@ -29,7 +29,7 @@ BOARD_CLOCK_HZ = 100_000_000
 # More than 1,024 / 1,021 of CK / 4 at DDR3-800: an access every 4 CK is taken for ever.
 SYS_CLOCK_HZ = 110_000_000
 DDR3_800_CK_HZ = 400_000_000
-DDR3_1600_CK_HZ = 800_000_000
+DDR3_1333_CK_HZ = 666_666_667
 
 # Pins of the DIMM's tap, and the device's sync and trigger inputs.
 IO: list[Any] = [
