@@ -203,7 +203,7 @@ def total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="make sim-pcie", description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="the row that the tests check")
+    parser.add_argument("--small", action="store_true", help="one short row")
     parser.add_argument("--keep", type=Path, help="leave logs and sessions in this directory")
     parser.add_argument("rows", nargs="*", help="only these")
     options = parser.parse_args(arguments)
