@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect kernel-series kernel-deb test-kernels \
-	kernel plugin check-exact check-trap check-decoder check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc usb-guest \
+	kernel plugin check-exact check-trap check-decoder check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc sim-pcie usb-guest \
 	calibrate bench-boards first-report study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make test-kernels     the series for other kernels, built and tested; SERIES="6.1 7.3"'
 	@echo 'make sim-snoop        the simulated snooper on LiteDRAM; REQUESTS=N'
 	@echo 'make sim-soc          a simulated device with its firmware captures a program, over UDP'
+	@echo 'make sim-pcie         the simulated PCIe endpoint holds page tables of a guest; SIZE=small'
 	@echo 'make mutate-gateware  seeded faults, each of which a test must notice'
 	@echo 'make bitstream        place and route for ECP5: clocks reached, size'
 	@echo 'make registers        the register map of the gateware'
@@ -256,6 +257,10 @@ fuzz: .venv/ready
 REQUESTS ?= 300000
 sim-snoop: packages .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.suites.sim_snoop --requests $(REQUESTS)
+
+# The simulated PCIe endpoint in a virtual machine, against QEMU's own log; SIZE=small
+sim-pcie: setup .venv/gateware-ready
+	@$(PYTHON) -m ptat_testbed.suites.sim_pcie $(if $(filter small,$(SIZE)),--small)
 
 sim-soc: setup .venv/gateware-ready packages-firmware
 	@$(PYTHON) -m ptat_testbed.suites.sim_soc

@@ -64,6 +64,20 @@ def test_trace_becomes_accesses(tmp_path: Path):
     assert marks == []
 
 
+def test_both_ways_in_which_qemu_writes_the_time(tmp_path: Path):
+    """QEMU 11.1.3 wrote the second line; `date -u -d` knows its seconds."""
+    file = io.BytesIO()
+    writer = bar.TraceWriter(file, REGION)
+    rest = f"memory_region_ops_read cpu 0 mr 0x55 addr 0x{BASE:x} value 0x0 size 8 name 'x'\n"
+    writer.feed(f"5069@1795746025.121991:{rest}".encode())
+    writer.feed(f"2026-11-27T02:20:26.121991Z {rest}".encode())
+    writer.feed(f"2026-13-27T02:20:26.121991Z {rest}".encode())  # no such month
+    writer.finish()
+    assert writer.bad_lines == 1
+    accesses, _ = read_back(file.getvalue(), tmp_path)
+    assert [time for time, _, _ in accesses] == [1795746025_121991, 1795746026_121991]
+
+
 @given(st.lists(st.integers(0, 600), max_size=20))
 def test_pieces_may_end_anywhere(cuts: list[int]):
     log = b"".join(line(1_000_000 + i, BASE + 8 * i) for i in range(5))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The boards `testbed` and `testbed-bar`; `guest_run` is the recording that both share."""
+"""The boards of the testbed; `guest_run` is the recording that they share."""

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,10 +35,30 @@ CMB_BAR = 2
 FIRMWARE_TIMEOUT_S = 60.0
 READ_BYTES = 1 << 18
 
+# The time is one of two: seconds, as QEMU 10 writes it, or date and time (UTC), as QEMU 11 does.
 _LINE = re.compile(
-    rb"\d+@(\d+)\.(\d{6}):memory_region_ops_(read|write) cpu -?\d+ mr \S+ addr 0x([0-9a-f]+)"
+    rb"(?:\d+@(?P<seconds>\d+)\.(?P<us>\d{6}):"
+    rb"|(?P<date>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(?P<date_us>\d{6})Z )"
+    rb"memory_region_ops_(?P<kind>read|write) cpu -?\d+ mr \S+ addr 0x(?P<address>[0-9a-f]+)"
     rb" value 0x[0-9a-f]+ size \d+ name '[^']*'"
 )
+
+
+@cache
+def _seconds(date: bytes) -> int:
+    """Of 1970, of a date and time in UTC; there are few of them."""
+    when = datetime.fromisoformat(date.decode()).replace(tzinfo=UTC)
+    return int(when.timestamp())
+
+
+def _ticks(found: re.Match[bytes]) -> int:
+    """The time of a line, in microseconds of 1970.
+
+    :raises ValueError: there is no such date.
+    """
+    if found["seconds"]:
+        return int(found["seconds"]) * TICK_HZ + int(found["us"])
+    return _seconds(found["date"]) * TICK_HZ + int(found["date_us"])
 
 
 class TraceWriter:
@@ -65,10 +87,16 @@ class TraceWriter:
             if not found:
                 self.bad_lines += 1
                 continue
-            address = int(found[4], 16)
-            if address in self._region:
-                ticks = self._advance(int(found[1]) * TICK_HZ + int(found[2]))
-                self._writer.access(ticks, address & -GRANULARITY_BYTES, found[3] == b"write")
+            address = int(found["address"], 16)
+            if address not in self._region:
+                continue
+            try:
+                ticks = self._advance(_ticks(found))
+            except ValueError:
+                self.bad_lines += 1
+                continue
+            write = found["kind"] == b"write"
+            self._writer.access(ticks, address & -GRANULARITY_BYTES, write)
 
     def mark(self, code: wire.Mark) -> None:
         """Put a mark between what was fed before and after."""

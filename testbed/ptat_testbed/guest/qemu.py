@@ -95,6 +95,8 @@ class MachineConfig:
     pass_fds: Sequence[int] = ()
     kvm: bool = False
     """The guest runs on this machine's CPU, each of its CPUs on one of ours; without a plugin."""
+    program: Path | None = None
+    """Another QEMU than the installed one."""
     hugetlb: bool = False
     """The guest's memory is in 2 MiB pages that this machine has set aside."""
 
@@ -195,7 +197,7 @@ class Machine(contextlib.AbstractContextManager["Machine"]):
 
         :raises BoardError: there is no suitable QEMU.
         """
-        program, _ = find()
+        program = config.program or find()[0]
         with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
             pairs = [socket.socketpair() for _ in range(1 + len(config.ports))]
             for ours, theirs in pairs:

@@ -72,7 +72,7 @@ class Log:
         """Trace from now on."""
         os.close(self.fd)  # the pipe ends with QEMU
         self._thread.start()
-        _enable(machine, True)
+        enable(machine, True)
 
     def join(self) -> None:
         """Once QEMU has ended."""
@@ -85,9 +85,10 @@ class Log:
         os.close(self._reader)
 
 
-def _enable(machine: Machine, enable: bool) -> None:
+def enable(machine: Machine, on: bool) -> None:
+    """Let QEMU trace accesses, or no longer."""
     for name in bar.TRACE_EVENTS:
-        machine.qmp.execute("trace-event-set-state", name=name, enable=enable)
+        machine.qmp.execute("trace-event-set-state", name=name, enable=on)
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ def trapped(row: Row, folder: Path) -> tuple[int | None, bytes, dict[str, Any]]:
     config = recording.machine_config(region_base=base, extra=[*device, *log.arguments()])
     with stdout_to(folder / "trapped.txt"):
         result = recording.record(
-            replace(config, pass_fds=[log.fd]), log.start, lambda machine: _enable(machine, False)
+            replace(config, pass_fds=[log.fd]), log.start, lambda machine: enable(machine, False)
         )
     log.join()
     if not result.complete:
