@@ -35,7 +35,8 @@ WITHOUT = build.KERNEL_CONFIGS / "unpatched.config"
 STRICT = "CONFIG_WERROR=y\n"
 SOURCES = (
     *("Documentation/admin-guide", "Kbuild", "Kconfig", "MAINTAINERS", "Makefile", "arch/x86"),
-    *("drivers/iommu", "fs", "include", "init", "kernel", "lib", "mm", "scripts", "tools", "usr"),
+    *("drivers/Makefile", "drivers/iommu", "fs", "include", "init", "kernel", "lib", "mm"),
+    *("scripts", "tools", "usr"),
 )
 """What the patches change, and compiling reads, but for other folders' Kconfig."""
 OBJECTS = ("mm/", "arch/x86/mm/")
