@@ -159,7 +159,7 @@ def refused_after(register: int, bits: int, name: str) -> Verdict:
 
 
 def cal(known: bool) -> Verdict:
-    """CAL that the decoder is told of; or not told of, and turned on before it was attached."""
+    """CAL that the decoder is configured for; or not, and turned on before it was attached."""
     setup = Setup(DDR4, 4, t_rcd=jedec.DDR4_1600L.t_rcd, cal=4)
     controller = Controller(setup, jedec.DDR4_1600L, random.Random(4))
     pins = with_cal(stream_awake(controller, CLOCKS_CK), 4, 4)
@@ -276,7 +276,7 @@ def cases() -> Iterator[Case]:
             RIGHT,
             lambda mirror=mirror: calibrated(mirror),
         )
-    yield Case("CAL, told of", RIGHT, lambda: cal(known=True))
+    yield Case("CAL, configured", RIGHT, lambda: cal(known=True))
     yield Case("CAL, seen in MR4", REFUSED, lambda: refused_after(4, 0b010 << 6, "cal"))
     yield Case("CAL, neither told nor seen", REFUSED, lambda: cal(known=False))
     yield Case("gear-down, seen in MR3", REFUSED, lambda: refused_after(3, 1 << 3, "gear_down"))

@@ -68,13 +68,13 @@ CHUNK = np.dtype(
 """What is known of a chunk."""
 
 GROUP = np.dtype([("offset", "<u8"), ("data_bytes", "<u4"), ("data_crc", "<u4"), ("chunks", "<u8")])
-"""Where the stores and others of so many chunks are in the index."""
+"""Where the stores and others of a group of chunks are in the index."""
 
 GROUP_RECORDS = 1 << 16
-"""A group with so many stores and others ends."""
+"""A group ends when it has this many stores and others."""
 
 GROUP_CHUNKS = 1 << 10
-"""A group of so many chunks ends."""
+"""A group ends when it has this many chunks."""
 
 DATA_BYTES_MAX = 256 << 20
 """Of groups in memory; those of some billion records."""
@@ -83,7 +83,7 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 
 
 class BlockIndex:
-    """The index of a capture of so many `blocks`; `chunks` (dtype `CHUNK`) describes its chunks.
+    """The index of a capture of `blocks` blocks; `chunks` (dtype `CHUNK`) describes its chunks.
 
     `groups` (dtype `GROUP`) and their `data` hold stores, losses and marks. Without data, as there
     would be too much of it, the chunks are known only.
@@ -310,7 +310,7 @@ class _StoredData(Sequence[bytes]):
 
 
 def load(stream: ArchiveStream, blocks: int, chunk_blocks: int) -> BlockIndex | None:
-    """The index in the footer of an archive of so many `blocks`.
+    """The index in the footer of an archive of `blocks` blocks.
 
     None if there is none, or one with other chunks. Raises `ParseError` if it is damaged.
     """

@@ -170,7 +170,7 @@ class Output(Protocol):
         """
 
     def write(self, rows: int) -> None:
-        """Write the first so many rows, which are the last of the segment."""
+        """Write the first `rows` rows, which are the last of the segment."""
 
 
 MakeOutput = Callable[[Segment], Output | None]

@@ -153,7 +153,7 @@ class _Output:
         return self.records
 
     def write(self, rows: int) -> None:
-        """Write the first so many rows."""
+        """Write the first `rows` rows."""
         fitted = self._made_by.fitted
         misses, others = self._files
         line = _Line(np.uint64(fitted.origin_ticks), fitted.origin_ns, fitted.ns_per_tick)
