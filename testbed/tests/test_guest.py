@@ -15,7 +15,8 @@ import pytest
 
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.formats.session import Session
-from ptat_testbed.guest import build
+from ptat_testbed.boards import guest_run
+from ptat_testbed.guest import build, qemu
 
 pytestmark = pytest.mark.guest
 
@@ -197,6 +198,39 @@ def start(session: Path, *command: str) -> subprocess.Popen[bytes]:
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
     return process
+
+
+ABORTING_QEMU = """#!/bin/sh
+case "$*" in
+*--version*) ;;
+*) echo boot >>"$BOOTS"
+   [ "$(wc -l <"$BOOTS")" -gt "$ABORTS" ] || kill -ABRT $$ ;;
+esac
+exec "$QEMU" "$@"
+"""
+
+
+@pytest.mark.parametrize("aborts", [1, guest_run.BOOTS])
+def test_qemu_that_aborts_before_anything_is_recorded(tmp_path: Path, aborts: int):
+    qemu_path, _ = qemu.find()
+    program = tmp_path / "bin" / qemu.PROGRAM
+    program.parent.mkdir()
+    program.write_text(ABORTING_QEMU)
+    program.chmod(0o755)
+    boots = tmp_path / "boots"
+    env = os.environ | {"BOOTS": str(boots), "ABORTS": str(aborts), "QEMU": qemu_path}
+    env["PATH"] = f"{program.parent}:{env['PATH']}"
+    done = record(tmp_path / "session", "true", env=env)
+    again = b"QEMU ended with signal 6; booting again"
+    if aborts < guest_run.BOOTS:
+        assert done.returncode == 0, done.stderr
+        assert again in done.stderr
+        assert description(tmp_path / "session")["complete"]
+    else:
+        assert done.returncode == 2
+        assert done.stderr.count(again) == guest_run.BOOTS - 1
+        assert b"ptat: error: QEMU ended with signal 6" in done.stderr
+    assert boots.read_text().count("boot") == min(aborts + 1, guest_run.BOOTS)
 
 
 def test_interrupt_ends_the_command(tmp_path: Path):

@@ -23,6 +23,7 @@ OPTIONS = {
     "hugepages": Option("huge pages reserved at boot, as 2M:512 or 1G:1 or both", "none"),
 }
 CPUS_MAX = 64
+BOOTS = 3
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
 PMEM_UNIT_BYTES = 128 * layout.MIB
@@ -230,29 +231,41 @@ class Recording:
         on_stop: Callable[[qemu.Machine], None],
         known: dict[str, Any] | None,
     ) -> tuple[session.Outcome, list[str]]:
-        """What the guest told, and what our plugin complained about."""
+        """What the guest told, and what our plugin complained about.
+
+        Boots again where QEMU aborts before the recorded time: see docs/testbed.md.
+        """
+        begun = False
 
         def begin(outcome: session.Outcome) -> None:
+            nonlocal begun
+            begun = True
             if known is not None:
                 kernel = self._kernel_metadata(outcome)
                 region = self._region_metadata(outcome)
                 self.request.describe({**known, "region": region, "kernel": kernel})
             on_start(machine)
 
-        with qemu.Machine(config) as machine:
-            outcome = session.Guest(
-                machine,
-                session.configuration(
-                    self.request,
-                    self.settings.buffer_kib,
-                    traps=self._traps and self._traced,
-                    traced=self._traced,
-                ),
-                begin,
-                lambda: on_stop(machine),
-            ).run()
-            machine.stop()
-            return outcome, machine.complaints()
+        settings = session.configuration(
+            self.request,
+            self.settings.buffer_kib,
+            traps=self._traps and self._traced,
+            traced=self._traced,
+        )
+        boots = 0
+        while True:
+            boots += 1
+            with qemu.Machine(config) as machine:
+                try:
+                    guest = session.Guest(machine, settings, begin, lambda: on_stop(machine))
+                    outcome = guest.run()
+                except BoardError as error:
+                    if begun or boots == BOOTS or not machine.aborted():
+                        raise
+                    print(f"ptat: {error.message}; booting again", file=sys.stderr)
+                else:
+                    machine.stop()
+                    return outcome, machine.complaints()
 
     def _discard(self) -> None:
         """Nothing was recorded: leave only the console, if it may explain why."""

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -260,6 +261,10 @@ class Machine(contextlib.AbstractContextManager["Machine"]):
             return complaints[0]
         end = f"signal {-status}" if status < 0 else f"exit code {status}"
         return ": ".join([f"QEMU ended with {end}", *self.messages()[-1:]])
+
+    def aborted(self) -> bool:
+        """Whether QEMU, and not our plugin, has ended itself: an assertion of its own failed."""
+        return self.process.poll() == -signal.SIGABRT and not self.complaints()
 
     def complaints(self) -> list[str]:
         """What our plugin says that went wrong."""

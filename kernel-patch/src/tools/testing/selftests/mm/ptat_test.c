@@ -15,6 +15,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <linux/capability.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
@@ -798,13 +799,18 @@ static void pte_level_only(void)
 	require(!status);
 }
 
-/* What a freed table was charged may come back only after a grace period. */
-static bool falls_below(unsigned long limit, const char *key)
+/*
+ * memory.stat lags: it is summed up every two seconds, and what a freed table
+ * was charged may come back only after a grace period.
+ */
+static bool memory_stat(const char *key, unsigned long least, unsigned long most)
 {
+	unsigned long value;
 	int tries;
 
 	for (tries = 0; tries < 100; tries++) {
-		if (number(CGROUP "memory.stat", key) < limit)
+		value = number(CGROUP "memory.stat", key);
+		if (value >= least && value <= most)
 			return true;
 		usleep(50 * 1000);
 	}
@@ -824,11 +830,11 @@ static void memory_cgroup(void)
 	p = small_pages(size);
 	for (i = 0; i < size; i += TABLE_SPAN)
 		p[i] = 1;
-	require(number(CGROUP "memory.stat", "pagetables") >= 256 * PAGE);
-	require(number(CGROUP "memory.stat", "kernel") >= 256 * PAGE);
+	require(memory_stat("pagetables", 256 * PAGE, ULONG_MAX));
+	require(memory_stat("kernel", 256 * PAGE, ULONG_MAX));
 	munmap(p, size);
-	require(falls_below(128 * PAGE, "pagetables"));
-	require(falls_below(128 * PAGE, "kernel"));
+	require(memory_stat("pagetables", 0, 128 * PAGE));
+	require(memory_stat("kernel", 0, 128 * PAGE));
 	require(!write_file(CGROUPS "cgroup.procs", "0"));
 	rmdir(CGROUP);
 }
