@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -42,6 +43,10 @@
 #define STRIDE		(PAGE / sizeof(uint64_t))
 #define TF		0x100UL
 #define OUTPUT_BYTES	65536
+#define TRACING		"/sys/kernel/tracing/"
+#define PROBE		"ptat_trap_test"
+#define USER32_CS	0x23
+#define USER_DS		0x2b
 
 /* As in linux/ptat.h, which may not be installed. */
 struct ring {
@@ -59,6 +64,15 @@ static uint8_t *pages;
 			exit(KSFT_FAIL);				\
 		}							\
 	} while (0)
+
+static bool write_file(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+	close(fd);
+	return done;
+}
 
 static uint8_t *page(unsigned int i)
 {
@@ -430,7 +444,7 @@ static void stepped_child(void)
 }
 
 /* A debugger steps the process: it stops after each instruction, and once. */
-static void test_ptrace(void)
+static void step_child(int request)
 {
 	struct user_regs_struct regs;
 	unsigned long last = 0;
@@ -442,7 +456,7 @@ static void test_ptrace(void)
 		stepped_child();
 	require(waitpid(pid, &status, 0) == pid);
 	for (steps = 0; steps < 3000; steps++) {
-		require(!ptrace(PTRACE_SINGLESTEP, pid, 0, 0));
+		require(!ptrace(request, pid, 0, 0));
 		require(waitpid(pid, &status, 0) == pid);
 		if (WIFEXITED(status))
 			break;
@@ -457,6 +471,118 @@ static void test_ptrace(void)
 	require(!ptrace(PTRACE_CONT, pid, 0, 0));
 	require(waitpid(pid, &status, 0) == pid);
 	require(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
+static void test_ptrace(void)
+{
+	step_child(PTRACE_SINGLESTEP);
+}
+
+static void test_block_steps(void)
+{
+	step_child(PTRACE_SINGLEBLOCK);
+}
+
+static uint64_t saved_rsp, saved_rbp;
+
+/* Calls 32-bit code, which may use registers that both modes have. */
+static void call_32bit(uint32_t code, void *stack, uint32_t edi, uint32_t *eax, uint32_t *ebx)
+{
+	/* Not on the stack, which is another one when it is used. */
+	static struct {
+		uint32_t offset;
+		uint16_t selector;
+	} target;
+
+	target.offset = code;
+	target.selector = USER32_CS;
+	/* 64-bit code needs no data segment, 32-bit code does. */
+	asm volatile("mov %%rsp, %[saved_rsp]\n\t"
+		     "mov %%rbp, %[saved_rbp]\n\t"
+		     "mov %[user_ds], %%ecx\n\t"
+		     "mov %%ecx, %%ds\n\t"
+		     "mov %[stack], %%rsp\n\t"
+		     "lcall *%[target]\n\t"
+		     "mov %[saved_rsp], %%rsp\n\t"
+		     "mov %[saved_rbp], %%rbp\n\t"
+		     "xor %%ecx, %%ecx\n\t"
+		     "mov %%ecx, %%ds"
+		     : "+a" (*eax), "=b" (*ebx), "+D" (edi),
+		       [saved_rsp] "=m" (saved_rsp), [saved_rbp] "=m" (saved_rbp)
+		     : [target] "m" (target), [stack] "S" (stack), [user_ds] "i" (USER_DS)
+		     : "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+		       "memory", "cc");
+}
+
+/* In 32-bit code 0x40 is no prefix of pushf, whose flags nobody may touch. */
+static void test_32bit_code(void)
+{
+	/* inc %eax; pushf; pop %ebx; mov (%edi), %dl; lret */
+	static const uint8_t code[] = { 0x40, 0x9c, 0x5b, 0x8a, 0x17, 0xcb };
+	const int prot = PROT_READ | PROT_WRITE | PROT_EXEC;
+	uint8_t *p = mmap(NULL, 64 * PAGE, prot,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
+	unsigned int round, i;
+
+	require(p != MAP_FAILED);
+	for (i = 1; i < 64; i++)
+		memcpy(p + i * PAGE - 1, code, sizeof(code));
+	for (round = 0; round < 10; round++) {
+		for (i = 1; i < 64; i++) {
+			uint32_t eax = i, ebx;
+			uint8_t *far = p + (i * 37 % 64) * PAGE + PAGE / 2;
+
+			if (i % 8 == 0)
+				thrash();
+			call_32bit((uintptr_t)(p + i * PAGE - 1), far, (uintptr_t)far, &eax, &ebx);
+			require(eax == i + 1);
+			require(!(ebx & TF));
+		}
+	}
+}
+
+/* The linker's: what is first in memory, and in the file. */
+extern const uint8_t __executable_start[];
+
+/* Only a load, that a test can put a probe on. */
+__attribute__((naked)) static uint8_t probed_load(const uint8_t *p)
+{
+	asm("movb (%rdi), %al; ret");
+}
+
+static unsigned long probe_hits(void)
+{
+	unsigned long hits = 0;
+	FILE *file = fopen(TRACING "uprobe_profile", "r");
+
+	require(file);
+	require(fscanf(file, "%*s " PROBE " %lu", &hits) == 1);
+	fclose(file);
+	return hits;
+}
+
+/* The kernel steps the instruction that a probe is on, at another place. */
+static void test_uprobe(void)
+{
+	size_t offset = (uint8_t *)probed_load - __executable_start;
+	char program[256] = "", probe[512];
+	unsigned int i, sum = 0;
+
+	mount("tracefs", TRACING, "tracefs", 0, NULL);
+	if (access(TRACING "uprobe_events", W_OK))
+		exit(KSFT_SKIP);
+	require(readlink("/proc/self/exe", program, sizeof(program) - 1) > 0);
+	snprintf(probe, sizeof(probe), "p:" PROBE " %s:%#zx\n", program, offset);
+	require(write_file(TRACING "uprobe_events", probe));
+	require(write_file(TRACING "events/uprobes/" PROBE "/enable", "1"));
+	for (i = 0; i < 1000; i++) {
+		if (i % 100 == 0)
+			thrash();
+		sum += probed_load(page(i * 7));
+	}
+	require(sum == 1000 && probe_hits() == 1000);
+	require(write_file(TRACING "events/uprobes/" PROBE "/enable", "0"));
+	require(write_file(TRACING "uprobe_events", "-:" PROBE "\n"));
 }
 
 /* The kernel emulates it: the page is not the process's. */
@@ -550,6 +676,9 @@ static const struct {
 	{ "flags of syscall", test_syscall_flags },
 	{ "fork, vfork, exec", test_fork },
 	{ "ptrace", test_ptrace },
+	{ "block steps", test_block_steps },
+	{ "32-bit code", test_32bit_code },
+	{ "uprobe", test_uprobe },
 	{ "vsyscall", test_vsyscall },
 	{ "threads", test_threads },
 };
@@ -592,15 +721,6 @@ static unsigned long read_number(const char *path)
 		fclose(file);
 	}
 	return value;
-}
-
-static bool write_file(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-
-	close(fd);
-	return done;
 }
 
 static int open_device(void)
