@@ -21,11 +21,14 @@ from ptat_testbed.guest import build, layout
 from ptat_testbed.guest.qemu import Machine, MachineConfig
 from ptat_testbed.guest.steps import progress
 
-BAR_BYTES = 2 * layout.MIB
-"""Small: at boot the kernel zeroes the region, entry by entry, some 10,000 a second."""
+BAR_BYTES = layout.MIB // 2
+"""Small, for 90 tables or so: the kernel zeroes the region at boot and reads it at the end, some
+10,000 entries a second on a quiet machine."""
 RING_BLOCKS = 512
 FILE = "bus.0.raw"
 FIRMWARE_TIMEOUT_S = 60.0
+MARKER_DELAY_NS = 20_000_000
+"""QEMU learns of a store's end through a socket; on a busy machine the scheduler takes its time."""
 
 
 def find_bar(pci: object) -> int | None:
@@ -109,6 +112,7 @@ class CoSimulated:
             "board": {
                 "granularity_bytes": pcie.GRANULARITY_BYTES,
                 "walk_reads": "all",
+                "marker_delay_ns": MARKER_DELAY_NS,
                 "channels": [{"index": 0, "file": FILE, "tick_hz": pcie.TICK_HZ}],
             },
             "cpu": {"name": "QEMU TCG, its own soft TLB"},
