@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The two clocks: whatever the kernel's does, the trace stays the same."""
 
+import json
 import random
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ptat_parser import parse, wire
 from ptat_parser.capture.writer import seal
 from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput
+from ptat_parser.formats.session import MARKER_DELAY_NS
 from ptat_parser.order.clock import Clock
 from ptat_parser.replay import state as replay_state
 
@@ -85,6 +87,28 @@ def test_a_log_of_another_recording_is_refused(tmp_path):
     machine.log[0] = moved
     with pytest.raises(BadInput, match=r"not of one recording: .* are \d+\.\d ms apart"):
         parse(machine.write(tmp_path / "s"))
+
+
+def test_a_board_may_state_that_its_markers_are_late(tmp_path):
+    """Its recording is refused otherwise; what each walk read stays as in one without delays."""
+    machine, choose = busy_machine(1, cpus=1), random.Random(1)
+    *_, punctual = replay(machine.write(tmp_path / "punctual"))
+    at, moved = 0, []
+    for tsc, event in machine.log[0]:
+        at = max(at, tsc + choose.choice([0, 1_000_000, 2_000_000]))
+        moved.append((at, event))
+    machine.log[0] = moved
+    path = machine.write(tmp_path / "late")
+    with pytest.raises(BadInput, match=r"not of one recording: .* are \d+\.\d ms apart"):
+        parse(path)
+    description = json.loads((path / "session.json").read_text())
+    description["board"]["marker_delay_ns"] = 20_000_000
+    (path / "session.json").write_text(json.dumps(description))
+    *_, fitted, _, rows = replay(path)
+    assert fitted.residual_ns > MARKER_DELAY_NS
+    assert [(ticks, *page) for ticks, _, *page in rows] == [
+        (ticks, *page) for ticks, _, *page in punctual
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -150,18 +150,22 @@ void Endpoint::run(unsigned clocks)
 		clock();
 }
 
-void Endpoint::catch_up()
+uint64_t Endpoint::due() const
 {
 	auto passed = std::chrono::steady_clock::now() - start_;
 	uint64_t ns = static_cast<uint64_t>(
 		std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
-	uint64_t due = ns / 1000 * (PTAT_CLOCK_HZ / 1000000) +
-		       ns % 1000 * (PTAT_CLOCK_HZ / 1000000) / 1000;
+	return ns / 1000 * (PTAT_CLOCK_HZ / 1000000) +
+	       ns % 1000 * (PTAT_CLOCK_HZ / 1000000) / 1000;
+}
+
+void Endpoint::catch_up()
+{
 	/* What is on its way keeps its time. */
-	if (due < clocks_ + skipped_ + 2 * settling_clocks)
+	if (due() < clocks_ + skipped_ + 2 * settling_clocks)
 		return;
 	run(settling_clocks);
-	uint64_t left = due - clocks_ - skipped_;
+	uint64_t left = due() - clocks_ - skipped_;
 	while (left) {
 		uint32_t step = static_cast<uint32_t>(std::min<uint64_t>(left, UINT32_MAX));
 		top_->advance = step;

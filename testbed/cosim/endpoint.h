@@ -72,6 +72,8 @@ class Endpoint
 	void complete(const std::vector<uint32_t> &packet);
 	void store(const std::vector<uint32_t> &packet);
 	void clock();
+	/* Clocks since power-up, as the machine's time has it. */
+	uint64_t due() const;
 
 	std::unique_ptr<Vtop> top_;
 	std::deque<Word> outgoing_;

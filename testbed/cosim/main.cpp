@@ -234,12 +234,12 @@ void Machine::bar_write(uint64_t offset, uint64_t value, unsigned bytes)
 		return;
 	endpoint_.catch_up();
 	endpoint_.send_write(config_.bar() + offset, value, bytes);
+	/* Writes are posted: the rest of this one's way may pass before the next access. */
 	for (unsigned clocks = 1; !endpoint_.idle(); clocks++) {
 		endpoint_.run(1);
 		if (clocks % waiting_clocks == 0)
 			poll_control();
 	}
-	endpoint_.run(after_write_clocks);
 }
 
 uint64_t Machine::register_read(uint64_t offset, bool &good)

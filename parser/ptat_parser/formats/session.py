@@ -34,6 +34,10 @@ CANARY_OFFSET_BYTES = 8
 NO_ADDRESS = (1 << 64) - 1
 _CHECKED_BYTES = 1 << 18
 BUS_BYTES = 1 << wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
+MARKER_DELAY_NS = 100_000
+"""Median delay of an event after its marker that a busy machine explains."""
+MARKER_DELAY_NS_MAX = 100_000_000
+"""No board may state more: markers would no longer tell recordings apart."""
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -71,6 +75,9 @@ class Board(msgspec.Struct, frozen=True):
     walk_reads: str = "psc"
     clocks: str = "one"
     """Of the channels: one, or several that have `pulses` in common."""
+    marker_delay_ns: Positive = MARKER_DELAY_NS
+    """The largest median delay of an event after its marker's stamp; only a simulation, which takes
+    long to hand a store over, states its own."""
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -293,6 +300,11 @@ class Session:
             (
                 board.walk_reads not in ("psc", "all"),
                 f"board.walk_reads is {board.walk_reads!r}, not 'psc' or 'all'",
+            ),
+            (
+                board.marker_delay_ns > MARKER_DELAY_NS_MAX,
+                f"board.marker_delay_ns is {board.marker_delay_ns}, more than"
+                f" {MARKER_DELAY_NS_MAX}",
             ),
             (
                 region.levels not in ("pte", "pte+pmd"),

@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ptat_parser.formats.session import MARKER_DELAY_NS
+
 DRIFT_MAX = 1e-3
 """No crystal drifts more: the pairs are too few to tell, or the kernel's frequency is wrong."""
-
-DELAY_MAX_NS = 100_000.0
-"""Median delay of an event after its marker that a busy machine explains."""
 
 SEARCH_STEPS = 100
 """Each leaves two thirds of an interval: all digits that a float has."""
@@ -124,11 +123,13 @@ def fit(
     tick_hz: float,
     cycles_hz: float,
     entries: Pairs = NO_PAIRS,
+    delay_max_ns: float = MARKER_DELAY_NS,
 ) -> Clock:
     """Fit the clock to marker pairs, shape ``(pairs,)`` each; without any, time starts at 0.
 
     `entries` are pairs of entry events and stores. Where the pairs contradict `cycles_hz` (a kernel
-    that measured its TSC on a busy host), the board's `tick_hz` is believed.
+    that measured its TSC on a busy host), the board's `tick_hz` is believed. They do if the median
+    delay would exceed `delay_max_ns`.
     """
     nominal = cycles_hz / tick_hz
     if ticks.size == 0:
@@ -145,7 +146,7 @@ def fit(
     miscalibrated = False
     if abs(slope / nominal) > DRIFT_MAX:
         flat = float(y.min())
-        miscalibrated = float(np.median(y - flat)) * 1e9 / cycles_hz > DELAY_MAX_NS
+        miscalibrated = float(np.median(y - flat)) * 1e9 / cycles_hz > delay_max_ns
         if not miscalibrated:
             slope, intercept = 0.0, flat
     error = None

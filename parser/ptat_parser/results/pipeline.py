@@ -168,10 +168,11 @@ def _make_nothing(_: Segment) -> None:
 
 def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_PAIRS) -> Clock:
     """The clock of a recording, which markers and their events may refute."""
-    found = clock.fit(*pairs, session.channel.tick_hz, session.kernel.tsc_hz, entries)
+    delay_max_ns = session.board.marker_delay_ns
+    found = clock.fit(*pairs, session.channel.tick_hz, session.kernel.tsc_hz, entries, delay_max_ns)
     if not 0 <= found.origin_cycles < 1 << 64 or found.cycles_per_tick <= 0:
         problem = "the capture's first marker was stored before the kernel's clock began"
-    elif found.residual_ns > clock.DELAY_MAX_NS:
+    elif found.residual_ns > delay_max_ns:
         problem = f"markers and their events are {found.residual_ns / 1e6:.1f} ms apart"
     else:
         return found

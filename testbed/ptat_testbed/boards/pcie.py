@@ -21,11 +21,16 @@ from ptat_testbed.guest import build, layout
 from ptat_testbed.guest.qemu import Machine, MachineConfig
 from ptat_testbed.guest.steps import progress
 
-BAR_BYTES = 2 * layout.MIB
-"""Small: at boot the kernel zeroes the region, entry by entry, some 10,000 a second."""
+REGION_BYTES = layout.MIB // 2
+"""Small, for 110 tables: the kernel zeroes the region at boot and reads it at the end, some 10,000
+entries a second on a quiet machine."""
+BAR_BYTES_MIN = 2 * layout.MIB
+"""A region that the boot parameter names begins at a multiple of this; a BAR, of its size."""
 RING_BLOCKS = 512
 FILE = "bus.0.raw"
 FIRMWARE_TIMEOUT_S = 60.0
+MARKER_DELAY_NS = 20_000_000
+"""QEMU learns of a store's end through a socket; on a busy machine the scheduler takes its time."""
 
 
 def find_bar(pci: object) -> int | None:
@@ -55,25 +60,19 @@ def probe_bar(config: MachineConfig) -> int:
     raise BoardError("QEMU's firmware gives the endpoint's BAR no address")
 
 
-def bar_bytes(request: RecordRequest) -> int:
-    """The BAR for a request: a power of 2 that holds the region and the registers."""
-    if request.region_bytes is None:
-        return BAR_BYTES
-    needed = request.region_bytes + WINDOW_BYTES
-    return 1 << (needed - 1).bit_length()
+def bar_bytes(region_bytes: int) -> int:
+    """The BAR for a region: a power of 2 that holds the registers, too."""
+    needed = region_bytes + WINDOW_BYTES
+    return max(BAR_BYTES_MIN, 1 << (needed - 1).bit_length())
 
 
 class CoSimulated:
-    """A recording with the endpoint beside QEMU.
-
-    :param request: its region is what the BAR holds, if it does not say.
-    """
+    """A recording with the endpoint beside QEMU."""
 
     def __init__(
         self, request: RecordRequest, device: pcie.CoSimulation, ring_blocks: int = RING_BLOCKS
     ) -> None:
-        region_bytes = request.region_bytes or device.bar_bytes - WINDOW_BYTES
-        self.recording = guest_run.Recording(replace(request, region_bytes=region_bytes))
+        self.recording = guest_run.Recording(request)
         self.device = device
         settings = self.recording.settings
         ring_bytes = ring_blocks * wire.BLOCK_BYTES
@@ -109,6 +108,7 @@ class CoSimulated:
             "board": {
                 "granularity_bytes": pcie.GRANULARITY_BYTES,
                 "walk_reads": "all",
+                "marker_delay_ns": MARKER_DELAY_NS,
                 "channels": [{"index": 0, "file": FILE, "tick_hz": pcie.TICK_HZ}],
             },
             "cpu": {"name": "QEMU TCG, its own soft TLB"},
@@ -136,10 +136,12 @@ class PcieBoard:
                 f"--granularity {request.granularity_bytes}: a BAR's bus shows"
                 f" {pcie.GRANULARITY_BYTES} bytes"
             )
+        region_bytes = request.region_bytes or REGION_BYTES
         build.kernel()
         with progress("building the simulated endpoint"):
-            device = pcie.CoSimulation(bar_bytes(request))
+            device = pcie.CoSimulation(bar_bytes(region_bytes))
         with device:
+            request = replace(request, region_bytes=region_bytes)
             run = CoSimulated(request, device, self.ring_blocks)
             result = self.run(run)
         result.metadata.update(run.metadata())
