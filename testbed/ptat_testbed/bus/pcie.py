@@ -41,7 +41,7 @@ POLL_S = 0.01
 DRAIN_S = 60.0
 LAST_DISABLE = 1 << 57
 """Of a descriptor of LitePCIe's DMA writer: it ends only when it is full."""
-FLUSH_CLOCKS_BITS = 12
+FLUSH_CLOCKS_BITS = 16
 REGISTER_BYTES = 4
 
 
