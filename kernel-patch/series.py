@@ -209,7 +209,8 @@ def check(version: str, tarball: Path) -> int:
             "--no-summary",
         ]
         checkpatch += ["--terse", "--show-types", "--showfile", *paths]
-        done = subprocess.run(checkpatch, capture_output=True, text=True, check=False)
+        # It leaves a cache of names where it runs.
+        done = subprocess.run(checkpatch, cwd=tree, capture_output=True, text=True, check=False)
     complaints = [line for line in done.stdout.splitlines() if not IGNORED.search(line)]
     for line in complaints:
         print(line, file=sys.stderr)
