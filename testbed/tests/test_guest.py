@@ -15,7 +15,6 @@ import pytest
 
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.formats.session import Session
-from ptat_testbed.boards import guest_run
 from ptat_testbed.guest import build, qemu
 
 pytestmark = pytest.mark.guest
@@ -210,7 +209,7 @@ exec "$QEMU" "$@"
 """
 
 
-@pytest.mark.parametrize("aborts", [1, guest_run.BOOTS])
+@pytest.mark.parametrize("aborts", [1, qemu.BOOTS])
 def test_qemu_that_aborts_before_anything_is_recorded(tmp_path: Path, aborts: int):
     qemu_path, _ = qemu.find()
     program = tmp_path / "bin" / qemu.PROGRAM
@@ -222,15 +221,15 @@ def test_qemu_that_aborts_before_anything_is_recorded(tmp_path: Path, aborts: in
     env["PATH"] = f"{program.parent}:{env['PATH']}"
     done = record(tmp_path / "session", "true", env=env)
     again = b"QEMU ended with signal 6; booting again"
-    if aborts < guest_run.BOOTS:
+    if aborts < qemu.BOOTS:
         assert done.returncode == 0, done.stderr
         assert again in done.stderr
         assert description(tmp_path / "session")["complete"]
     else:
         assert done.returncode == 2
-        assert done.stderr.count(again) == guest_run.BOOTS - 1
+        assert done.stderr.count(again) == qemu.BOOTS - 1
         assert b"ptat: error: QEMU ended with signal 6" in done.stderr
-    assert boots.read_text().count("boot") == min(aborts + 1, guest_run.BOOTS)
+    assert boots.read_text().count("boot") == min(aborts + 1, qemu.BOOTS)
 
 
 def test_interrupt_ends_the_command(tmp_path: Path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed.guest import plain
+from ptat_testbed.guest import plain, qemu
 
 LAPIC = """\
 dumping local APIC state for CPU 1
@@ -63,4 +63,4 @@ def test_boots_again(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "lost_timer", lambda lapic, registers: not seen.append(lapic))
     with pytest.warns(UserWarning, match="CPU 0; booting again"), pytest.raises(BoardError):
         plain.boot(kernel, kernel, "", cpus=1, timeout_s=60)
-    assert len(seen) == plain.BOOTS
+    assert len(seen) == qemu.BOOTS

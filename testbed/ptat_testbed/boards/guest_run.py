@@ -23,7 +23,6 @@ OPTIONS = {
     "hugepages": Option("huge pages reserved at boot, as 2M:512 or 1G:1 or both", "none"),
 }
 CPUS_MAX = 64
-BOOTS = 3
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 MARKER_BYTES = 1024 * 64
 PMEM_UNIT_BYTES = 128 * layout.MIB
@@ -260,7 +259,7 @@ class Recording:
                     guest = session.Guest(machine, settings, begin, lambda: on_stop(machine))
                     outcome = guest.run()
                 except BoardError as error:
-                    if begun or boots == BOOTS or not machine.aborted():
+                    if begun or boots == qemu.BOOTS or not machine.aborted():
                         raise
                     print(f"ptat: {error.message}; booting again", file=sys.stderr)
                 else:

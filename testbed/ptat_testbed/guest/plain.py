@@ -21,7 +21,6 @@ from ptat_testbed.guest import initramfs, qemu
 from ptat_testbed.guest.build import INIT_FLAGS, SOURCES
 
 MACHINE = ("-M", "q35,max-ram-below-4g=2G", "-nodefaults", "-display", "none", "-no-reboot")
-BOOTS = 3
 EMULATED = ("-accel", "tcg", "-cpu", "max,la57=off")
 LOOK_S = 60.0
 """So often it is looked at whether QEMU lost a timer."""
@@ -187,9 +186,9 @@ def boot(
     guest = ("-kernel", image, "-initrd", initrd)
     append = ("-append", f"console=ttyS0 panic=-1 {parameters}")
     command: list[str | Path] = [program, *options, *machine, *guest, *append]
-    for _ in range(BOOTS):
+    for _ in range(qemu.BOOTS):
         try:
             return _run(command, cpus, timeout_s, on_line)
         except LostTimer as lost:
             warnings.warn(f"{lost}; booting again", stacklevel=2)
-    raise BoardError(f"QEMU lost a timer in {BOOTS} boots", "try again on a less busy machine")
+    raise BoardError(f"QEMU lost a timer in {qemu.BOOTS} boots", "try again on a less busy machine")

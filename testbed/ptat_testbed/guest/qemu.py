@@ -37,6 +37,8 @@ HUGE_PAGE_BYTES = 2 << 20
 QMP_TIMEOUT_S = 30.0
 EXIT_TIMEOUT_S = 120.0
 """For QEMU to write out what its plugin still holds."""
+BOOTS = 3
+"""How often a guest is booted at most, where QEMU fails by itself: see docs/testbed.md."""
 
 
 def parse_version(text: str) -> tuple[int, int]:
