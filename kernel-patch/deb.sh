@@ -37,6 +37,7 @@ if [ -z "$config" ]; then
 fi
 [ -n "$config" ] || die "this kernel does not tell its configuration: give one with --config FILE"
 [ -r "$config" ] || die "cannot read $config"
+config=$(realpath "$config")
 for tool in dpkg-buildpackage rsync dh_testdir; do
 	command -v "$tool" >/dev/null || die "no $tool: apt-get install dpkg-dev rsync debhelper"
 done
