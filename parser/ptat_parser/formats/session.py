@@ -62,6 +62,27 @@ class Channel(msgspec.Struct, frozen=True):
         return self.index if self.stream_channel is None else self.stream_channel
 
 
+class Contract(msgspec.Struct, frozen=True):
+    """What the bus may do with the accesses of the CPUs.
+
+    With `order` "program" each is on the bus once, in order. "controller": a memory controller
+    queues stores; see `ptat_parser.order.program_order`.
+    """
+
+    order: str = "program"
+    ecc: bool = False
+    """A store is preceded by a read of its line."""
+    forwarding: bool = False
+    """Reads of lines in the write queue are answered there."""
+    scrub: bool = False
+    """Patrol scrub reads all lines."""
+
+    @property
+    def is_program_order(self) -> bool:
+        """Whether the capture is what the CPUs did."""
+        return self.order == "program"
+
+
 class Board(msgspec.Struct, frozen=True):
     """The capture device."""
 
@@ -71,6 +92,7 @@ class Board(msgspec.Struct, frozen=True):
     walk_reads: str = "psc"
     clocks: str = "one"
     """Of the channels: one, or several that have `pulses` in common."""
+    contract: Contract = Contract()
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -83,6 +105,8 @@ class Region(msgspec.Struct, frozen=True):
     levels: str
     readback: bool = False
     """Does the kernel read a word among the markers before it flushes TLBs?"""
+    markers: str = "store"
+    """How events are marked: by a "store" to their slot, or a "load" of it."""
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -293,6 +317,18 @@ class Session:
             (
                 board.walk_reads not in ("psc", "all"),
                 f"board.walk_reads is {board.walk_reads!r}, not 'psc' or 'all'",
+            ),
+            (
+                board.contract.order not in ("program", "controller"),
+                f"board.contract.order is {board.contract.order!r}, not 'program' or 'controller'",
+            ),
+            (
+                region.markers not in ("store", "load"),
+                f"region.markers is {region.markers!r}, not 'store' or 'load'",
+            ),
+            (
+                region.markers == "load" and region.readback and board.granularity_bytes > 8,
+                "the word that is read back and a marker that is loaded share one bus address",
             ),
             (
                 region.levels not in ("pte", "pte+pmd"),

@@ -130,7 +130,9 @@ def preset(text: str) -> Controller | None:
     for change in changes:
         key, separator, value = change.partition("=")
         if not separator or key not in Controller.__dataclass_fields__:
-            raise BoardError(f"--controller {text}: {change!r} is no change", "write it as capacity=8")
+            raise BoardError(
+                f"--controller {text}: {change!r} is no change", "write it as capacity=8"
+            )
         kind = type(getattr(found, key))
         try:
             parsed = {"yes": True, "no": False}[value] if kind is bool else kind(value)

@@ -280,4 +280,3 @@ def _pass_by(rules: Rules, time_ns: I64, walk: I64, state: State, now: np.ndarra
     state.access[a], state.access[b] = second, first
     state.answer[first], state.answer[second] = b, a
     state.answered[first], state.answered[second] = b, a
-
