@@ -91,6 +91,8 @@ def test_commands_keep_the_rules(rules, rows, seed):
     reads = commands.access[commands.kind == RD]
     assert np.array_equal(np.sort(reads), np.flatnonzero(answers.command >= 0))
     assert np.all(commands.time_ns[answers.command[reads]] >= accesses.time_ns[reads])
+    for at_ns, values in zip(commands.time_ns.tolist(), commands.values, strict=True):
+        assert at_ns >= accesses.time_ns[values[values >= 0]].max(initial=0)
     if rules.forwarding:
         fixed = reads[accesses.walk[reads] < 0]
         assert np.all(np.diff(fixed) > 0), "an uncached load was overtaken by another"

@@ -257,6 +257,7 @@ def _clock(
         log.tables["time"][placed.event],
         tick_hz,
         session.kernel.tsc_hz,
+        clock.Pairs(*markers.before_next(log.tables, placed)),
     )
     return fitted, placed.marker_ticks
 

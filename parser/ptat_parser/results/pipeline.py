@@ -137,9 +137,10 @@ def _parse_into(
     pairs = clock.Pairs(
         found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
     )
-    fitted = _fit(session, pairs)
     if entry_stores:
-        fitted = _fit(session, pairs, entry_stores.pairs(fitted))
+        fitted = _fit(session, pairs, entry_stores.pairs(_fit(session, pairs)))
+    else:
+        fitted = _fit(session, pairs, clock.Pairs(*markers.before_next(log.tables, placement)))
     lost_from = gaps.first_lost_event(log, found.stores, placement)
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)

@@ -61,6 +61,7 @@ NOW = np.dtype(
         ("commands", "<i8"),  # so many
         ("queued", "<i8"),  # lines in the queue
         ("writing", "<i8"),  # in write major mode
+        ("here_ns", "<i8"),  # all before has happened
         ("free_ns", "<i8"),  # when the next command can be
         ("read_ns", "<i8"),  # when the last read came
         ("scrub_ns", "<i8"),  # when the next line is scrubbed
@@ -108,7 +109,7 @@ def _put(
     now: np.ndarray,
 ) -> None:
     """Issue a command, as soon as the bus is free; others' commands are not recorded."""
-    at_ns = max(earliest_ns, now[0].free_ns)
+    at_ns = max(earliest_ns, now[0].free_ns, now[0].here_ns)
     now[0].free_ns = at_ns + rules.command_ns
     if line == ELSEWHERE:
         return
@@ -127,7 +128,9 @@ def _advance(rules: Rules, until_ns: Integer, state: State, now: np.ndarray) -> 
         drain_ns = _next_drain(rules, state, now)
         next_ns = min(drain_ns, now[0].scrub_ns, now[0].others_ns)
         if next_ns > until_ns:
+            now[0].here_ns = max(now[0].here_ns, until_ns)
             return
+        now[0].here_ns = max(now[0].here_ns, next_ns)
         if next_ns == now[0].others_ns:
             _post(rules, next_ns, ELSEWHERE, state, now)
             now[0].others_ns = _later(next_ns, rules.others_ns)
