@@ -33,9 +33,17 @@ from ptat_parser.kernel import tracepoints
 from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import clock, markers
 from ptat_parser.order.line_times import LineTimes
-from ptat_parser.order.queue_inference import NO_READS, Inferred, Links, Pages, infer
+from ptat_parser.order.queue_inference import (
+    NO_READS,
+    Inferred,
+    Links,
+    Pages,
+    Queue,
+    Walks,
+    infer,
+)
 from ptat_parser.order.scrub import find_scrub
-from ptat_parser.order.write_windows import STILL_QUEUED, Stores, underfills, windows
+from ptat_parser.order.write_windows import STILL_QUEUED, Stores, store_delay, underfills, windows
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -141,12 +149,12 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     fitted, placed = _clock(session, stream, marker, log)
     stores, faults, links = _of_log(session, stream, log, fitted, placed)
     found.stores = stores.time.size
-    written = windows(
-        stores,
-        kinds.line[kinds.write],
-        stream.time[kinds.write],
-        round(WRITE_AHEAD_S * session.channel.tick_hz),
-    )
+    tick_hz = session.channel.tick_hz
+    write_line, write_time = kinds.line[kinds.write], stream.time[kinds.write]
+    delay = store_delay(stores, write_line, write_time, tick_hz)
+    stores = stores._replace(time=stores.time + delay)
+    slack = round(WRITE_AHEAD_S * tick_hz) if not delay else 0
+    written = windows(stores, write_line, write_time, slack)
     found.writes = int(np.count_nonzero(kinds.write))
     found.writes_without_event = written.writes_without_event
     walk = kinds.walk.copy()
@@ -156,8 +164,8 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
         underfill, found.writes_without_underfill = underfills(
             kinds.line[rows],
             stream.time[rows],
-            kinds.line[kinds.write],
-            stream.time[kinds.write],
+            write_line,
+            write_time,
             stores.line[pending],
             stores.time[pending],
         )
@@ -166,16 +174,9 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     seen = Marks(stream.time[walk], stream.address[walk])
     inferred = Inferred(NO_READS, NO_READS, 0, 0)
     if contract.forwarding:
-        by_line = LineTimes(kinds.line[walk], seen.time)
-        inferred = infer(
-            by_line,
-            written.until,
-            stores,
-            faults,
-            links,
-            session.channel.tick_hz,
-            contract.ecc,
-        )
+        queue = Queue(stores, written.until, contract.ecc)
+        walks = _walks(session, kinds, stream, walk, log, placed)
+        inferred = infer(walks, queue, faults, links, tick_hz, session.kernel.cpus)
     found.inferred, found.inferred_faults = inferred.retries.time.size, inferred.faults.time.size
     found.in_doubt, found.possible = inferred.in_doubt, inferred.possible
     line_mask = ~np.uint64(session.board.granularity_bytes - 1)
@@ -269,7 +270,7 @@ def _of_log(
     region = session.region
     tables, timed = log.tables, log.timed.between()
     ticks = np.where(marker_ticks > 0, marker_ticks, fitted.to_ticks(tables["time"].copy()))
-    spaces = np.unique(np.concatenate([tables["mm"], timed["mm"]]))
+    spaces = _spaces(log)
 
     def since_start(of: U64) -> I64:
         return of.view(np.int64) - stream.start_ticks
@@ -321,6 +322,35 @@ def _of_log(
         link["slot_pa"].copy(),
     )
     return stores, faults, links
+
+
+def _walks(
+    session: Session,
+    kinds: _KindsOf,
+    stream: Stream,
+    walk: Bools,
+    log: KernelLog,
+    marker_ticks: U64,
+) -> Walks:
+    """The walks that were seen, each with whose table it read."""
+    tables = log.tables
+    spaces = _spaces(log)
+    given = np.isin(tables["kind"], (tracepoints.TABLE_ALLOC, tracepoints.TABLE_LINK))
+    given &= tables["pa"] - np.uint64(session.region.base) < np.uint64(session.region.size_bytes)
+    rows = np.flatnonzero(given)
+    pages = (tables["pa"][rows] >> np.uint64(12)).astype(np.int64)
+    ticks = marker_ticks[rows].view(np.int64) - stream.start_ticks
+    owned = LineTimes(pages, np.maximum(ticks, 0))
+    time, line = stream.time[walk], kinds.line[walk]
+    place = owned.last_before(line * LINE_BYTES >> 12, time + 1)
+    event = rows[owned.order[place]] if rows.size else place
+    mm = np.where(place >= 0, np.searchsorted(spaces, tables["mm"][event]), -1)
+    return Walks(time, line, mm, (place >= 0) & (tables["level"][event] == 1))
+
+
+def _spaces(log: KernelLog) -> U64:
+    """All address spaces of the log; their places here are their numbers."""
+    return np.unique(np.concatenate([log.tables["mm"], log.timed.between()["mm"]]))
 
 
 def _write(target: BinaryIO, stream: Stream, parts: list[tuple[Marks, Bools | bool]]) -> None:

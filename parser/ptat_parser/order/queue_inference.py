@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Infers the walks that a controller answered from its queue, of which the bus shows nothing.
 
+A walk that faults is answered there if a store of its line waits, usually a neighbour's. Else it
+is the last read of the line before the fault's event.
+
 After a fault and the handler's store to the entry, the access walks again: for certain, as the TLB
-holds nothing of a walk that faulted. If no read of the line follows within the time that a retry
-takes, the store was in the queue still, and so was the walk answered there. A walk that faults is
-itself answered there if another store of its line, a neighbour's, waits.
+holds nothing of a walk that faulted. It is the next access of its thread. So if the address space
+walks another entry, or faults again, before the line is read after its WR, the queue answered the
+retry. With several CPUs, other threads may do that too: what a retry usually takes decides then,
+and is counted as in doubt.
 
 Other walks of a line in the queue leave no trace. A page can have had one if its entry was stored
 since its last walk, or if its TLB entry can have been evicted: `possible`.
@@ -27,12 +31,8 @@ Bools = npt.NDArray[np.bool_]
 LINE_BYTES, WORD_BYTES = 64, 8
 HANDLER_MAX_S = 0.05
 """A store so long after a fault is not its handler's."""
-RETRY_MAX_S = 50e-6
-"""A retry comes sooner after its store than this, where recorded ones do not tell."""
-RETRY_LEAST_S = 0.5e-6
-"""A store that was written so soon cannot have answered its retry."""
-LEARNT_MIN = 32
-"""Retries that are needed to tell."""
+LAG_MAX_S = 50e-6
+"""A fault's event, and a retry after its store, usually come sooner than this."""
 WAYS = 4
 """A page stays in the last-level TLB until at least so many others of its set were walked."""
 
@@ -58,6 +58,18 @@ class Links(NamedTuple):
     address: npt.NDArray[np.uint64]
 
 
+class Walks(NamedTuple):
+    """Reads by walks that were seen, in order of time.
+
+    `mm`: whose table, -1 where unknown; `ends`: an entry of a PTE table.
+    """
+
+    time: I64
+    line: I64
+    mm: I64
+    ends: Bools
+
+
 class Reads(NamedTuple):
     """Walks that were inferred: when, about, and the address of the entry."""
 
@@ -80,43 +92,61 @@ class Inferred:
     """Further misses, at the most."""
 
 
-class _Fault(NamedTuple):
-    """Faults that a store followed: when, the store's row, and the entry that the walk ended at."""
+class _Known(NamedTuple):
+    """Faults that a store followed, in order of time: when, whose, the store's row, and the entry
+    that the walk ended at.
+    """
 
     time: I64
+    mm: I64
     store: I64
     address: npt.NDArray[np.uint64]
 
 
-def infer(
-    walks: LineTimes,
-    until: I64,
-    stores: Stores,
-    faults: Pages,
-    links: Links,
-    tick_hz: float,
-    whole_lines: bool,
-) -> Inferred:
-    """Infer the walks that the queue answered.
+@dataclass(frozen=True)
+class Queue:
+    """Stores, when each was written, and whether a queued line answers all reads of it.
 
-    :param whole_lines: underfill makes lines in the queue whole, which so answers all reads of it.
-
-    :param walks: those that were seen, by line.
-    :param until: when each store was written.
+    `whole_lines`: underfill makes lines in the queue whole; else only stored words are known.
     """
-    known = _with_stores(faults, stores, links, HANDLER_MAX_S * tick_hz)
-    retries, in_doubt = _retries(walks, until, stores, known, RETRY_MAX_S * tick_hz)
-    # A masked line has only the words that were stored.
-    unit_bytes = LINE_BYTES if whole_lines else WORD_BYTES
-    answered = _answered_faults(walks, until, stores, known, RETRY_MAX_S * tick_hz, unit_bytes)
-    return Inferred(retries, answered, in_doubt, _possible(stores, known))
+
+    stores: Stores
+    until: I64
+    whole_lines: bool
+
+    def last_before(self, address: npt.NDArray[np.uint64], time: I64) -> tuple[I64, I64]:
+        """When the last store before a time that may answer a read of an address came and went."""
+        unit = np.uint64(LINE_BYTES if self.whole_lines else WORD_BYTES)
+        stores = self.stores
+        units = LineTimes((stores.address // unit).astype(np.int64), stores.time)
+        place = units.last_before((address // unit).astype(np.int64), time)
+        if not units.size:
+            return place - STILL_QUEUED, place - STILL_QUEUED
+        row = units.order[place]
+        there = place >= 0
+        return (
+            np.where(there, stores.time[row], -STILL_QUEUED),
+            np.where(there, self.until[row], -STILL_QUEUED),
+        )
+
+
+def infer(
+    walks: Walks, queue: Queue, faults: Pages, links: Links, tick_hz: float, cpus: int
+) -> Inferred:
+    """Infer the walks that the queue answered."""
+    known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
+    answered, faulted = _answered_faults(walks, queue, known, LAG_MAX_S * tick_hz)
+    others = np.ones(walks.time.size, np.bool_)
+    others[faulted] = False
+    retries, in_doubt = _retries(walks, others, queue, known, faults, (LAG_MAX_S * tick_hz, cpus))
+    return Inferred(retries, answered, in_doubt, _possible(queue.stores, known))
 
 
 def _key(mm: I64, page: I64, shift: int) -> I64:
     return mm << 36 | page >> shift
 
 
-def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) -> _Fault:
+def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) -> _Known:
     """The faults, each with the store that made its page present; the last before each store."""
     store = np.full(faults.time.size, -1, np.int64)
     for pages, shift in ((1, 0), (512, 9)):
@@ -140,62 +170,65 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
         there = (place >= 0) & ((linked.time[place] if rows.size else 0) <= stores.time[store])
         # The walk ended at the entry that the handler linked a table to.
         address[there] = links.address[rows[linked.order[place[there]]]]
-    return _Fault(time, store, address)
-
-
-def _retries(
-    walks: LineTimes, until: I64, stores: Stores, known: _Fault, longest: float
-) -> tuple[Reads, int]:
-    """The retries that the queue answered, and how many others it may have answered, or not."""
-    since, line, written = stores.time[known.store], stores.line[known.store], until[known.store]
-    # While the store is in the queue, no read of it is on the bus.
-    place = walks.first_from(line, np.maximum(since, written))
-    seen = np.where(place >= 0, walks.time[place] if walks.size else 0, 2 * STILL_QUEUED)
-    delay = seen - since
-    least = 0.0
-    free = np.flatnonzero(
-        (written - since < RETRY_LEAST_S / RETRY_MAX_S * longest) & (delay < longest)
-    )
-    if free.size >= LEARNT_MIN:
-        least = float(np.quantile(delay[free], 0.01)) / 2
-        longest = min(longest, 2 * float(np.quantile(delay[free], 0.95)))
-    queued = written - since > least
-    soon = delay <= longest
-    answered = queued & ~soon
-    in_doubt = queued & (written - since <= longest)
-    rows = known.store[answered]
-    return Reads(since[answered] + 2, stores.address[rows]), int(np.count_nonzero(in_doubt))
+    return _Known(time, faults.mm[chosen], store, address)
 
 
 def _answered_faults(
-    walks: LineTimes,
-    until: I64,
-    stores: Stores,
-    known: _Fault,
-    longest: float,
-    unit_bytes: int,
-) -> Reads:
-    """The walks that faulted and that the queue answered."""
+    walks: Walks, queue: Queue, known: _Known, longest: float
+) -> tuple[Reads, I64]:
+    """The walks that faulted and were answered by the queue, and which seen walks faulted."""
     line = (known.address // np.uint64(LINE_BYTES)).astype(np.int64)
-    unit = np.uint64(unit_bytes)
-    queued = LineTimes((stores.address // unit).astype(np.int64), stores.time)
-    place = queued.last_before((known.address // unit).astype(np.int64), known.time)
-    store = np.where(place >= 0, queued.order[place] if queued.size else -1, -1)
-    before = np.where(store >= 0, stores.time[store], -STILL_QUEUED)
-    written = np.where(store >= 0, until[store], -STILL_QUEUED)
-    place = walks.last_before(line, known.time)
-    seen = np.where(place >= 0, walks.time[place] if walks.size else 0, -STILL_QUEUED)
+    before, written = queue.last_before(known.address, known.time)
+    by_line = LineTimes(walks.line, walks.time)
+    place = by_line.last_before(line, known.time)
+    seen = np.where(place >= 0, by_line.time[place] if by_line.size else 0, -STILL_QUEUED)
     answered = (written > known.time - longest) & (seen < written)
-    lag = known.time - seen
-    usual = (
-        np.median(lag[~answered & (lag < longest)]) if np.any(~answered & (lag < longest)) else 0
+    # A read before the store, which is seen late, or much too early is another's.
+    usual = ~answered & (seen > np.maximum(written, before)) & (known.time - seen < longest)
+    lag = np.int64(np.median((known.time - seen)[usual])) if np.any(usual) else np.int64(1)
+    time = np.minimum(np.maximum(known.time - lag, before + 3), known.time - 1)
+    faulted = by_line.order[place[~answered & (place >= 0)]]
+    return Reads(time[answered], known.address[answered]), faulted
+
+
+def _retries(
+    walks: Walks,
+    others: Bools,
+    queue: Queue,
+    known: _Known,
+    faults: Pages,
+    usual: tuple[float, int],
+) -> tuple[Reads, int]:
+    """The retries that the queue answered, and how many are in doubt.
+
+    :param others: which walks did not fault.
+    :param usual: what a retry takes at the most, in ticks; the number of CPUs.
+    """
+    longest, cpus = usual
+    stores = queue.stores
+    since, written = stores.time[known.store], queue.until[known.store]
+    rows = np.flatnonzero(others)
+    by_line = LineTimes(walks.line[rows], walks.time[rows])
+    # While the store is in the queue, no read of it is on the bus.
+    place = by_line.first_from(stores.line[known.store], np.maximum(since, written))
+    read = np.where(place >= 0, by_line.time[place] if by_line.size else 0, 2 * STILL_QUEUED)
+    ends = walks.ends
+    lives = LineTimes(
+        np.concatenate([walks.mm[ends], faults.mm]), np.concatenate([walks.time[ends], faults.time])
     )
-    time = np.maximum(known.time - np.int64(usual), before + 3)
-    time = np.minimum(time, known.time - 1)[answered]
-    return Reads(time, known.address[answered])
+    place = lives.first_from(known.mm, known.time + 1)
+    lived = np.where(place >= 0, lives.time[place] if lives.size else 0, 2 * STILL_QUEUED)
+    answered = (written > since) & (read > lived)
+    in_doubt = np.zeros(answered.size, np.bool_)
+    if cpus > 1:
+        soon = read - since <= longest
+        in_doubt = (written > since) & (written - since <= longest) & (answered == soon)
+        answered &= ~soon
+    entries = stores.address[known.store[answered]]
+    return Reads(since[answered] + 2, entries), int(np.count_nonzero(in_doubt))
 
 
-def _possible(stores: Stores, known: _Fault) -> int:
+def _possible(stores: Stores, known: _Known) -> int:
     """How many further misses the queue may have answered: of pages that were mapped around."""
     present = np.count_nonzero(stores.present & (stores.page >= 0))
     return int(present) - known.store.size

@@ -46,6 +46,31 @@ class Windows(NamedTuple):
     writes_without_event: int
 
 
+DELAY_MAX_S = 5e-6
+"""A store comes sooner after its event."""
+DELAYS_MIN = 16
+"""Fewer examples do not tell."""
+
+
+def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float) -> int:
+    """How long after its event a store comes, in ticks, at the least.
+
+    Where a WR seems to be of no store, as the only event since the WR before it came a little
+    before that one, that event's store was later than the WR before.
+    """
+    events, writes = LineTimes(stores.line, stores.time), LineTimes(write_line, write_time)
+    if not events.size or not writes.size:
+        return 0
+    place = writes.first_from(stores.line, stores.time)
+    alone = np.setdiff1d(np.arange(writes.size), place)
+    line, time = write_line[writes.order[alone]], writes.time[alone]
+    before = writes.last_before(line, time)
+    event = events.last_before(line, writes.time[before])
+    delay = np.where((before >= 0) & (event >= 0), writes.time[before] - events.time[event], -1)
+    delay = delay[(delay >= 0) & (delay < DELAY_MAX_S * tick_hz)]
+    return int(np.quantile(delay, 0.9)) if delay.size >= DELAYS_MIN else 0
+
+
 def windows(stores: Stores, write_line: I64, write_time: I64, slack: int) -> Windows:
     """When each store was written; `slack`: a WR may seem to be so much before its store."""
     writes = LineTimes(write_line, write_time)
