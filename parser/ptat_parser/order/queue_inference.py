@@ -5,10 +5,10 @@ A walk that faults is answered there if a store of its line waits, usually a nei
 is the last read of the line before the fault's event.
 
 After a fault and the handler's store to the entry, the access walks again: for certain, as the TLB
-holds nothing of a walk that faulted. It is the next access of its thread. So if the address space
-walks another entry, or faults again, before the line is read after its WR, the queue answered the
-retry. With several CPUs, other threads may do that too: what a retry usually takes decides then,
-and is counted as in doubt.
+holds nothing of a walk that faulted. It is what its thread does next. So if the address space walks
+more than an instruction needs, or faults again, before the line is read after its WR, the queue
+answered the retry. With several CPUs, other threads may do that too: a read soon after the store
+is the retry then. Where this is not certain it is counted as in doubt.
 
 Other walks of a line in the queue leave no trace. A page can have had one if its entry was stored
 since its last walk, or if its TLB entry can have been evicted: `possible`.
@@ -33,8 +33,10 @@ HANDLER_MAX_S = 0.05
 """A store so long after a fault is not its handler's."""
 LAG_MAX_S = 50e-6
 """A fault's event, and a retry after its store, usually come sooner than this."""
-WAYS = 4
-"""A page stays in the last-level TLB until at least so many others of its set were walked."""
+WALKS_MAX = 3
+"""An instruction that is retried after its thread waited needs so many walks besides: its code,
+and other operands.
+"""
 
 
 class Pages(NamedTuple):
@@ -211,21 +213,27 @@ def _retries(
     by_line = LineTimes(walks.line[rows], walks.time[rows])
     # While the store is in the queue, no read of it is on the bus.
     place = by_line.first_from(stores.line[known.store], np.maximum(since, written))
-    read = np.where(place >= 0, by_line.time[place] if by_line.size else 0, 2 * STILL_QUEUED)
+    read = np.where(place >= 0, by_line.time[place] if by_line.size else 0, STILL_QUEUED - 1)
     ends = walks.ends
-    lives = LineTimes(
-        np.concatenate([walks.mm[ends], faults.mm]), np.concatenate([walks.time[ends], faults.time])
-    )
-    place = lives.first_from(known.mm, known.time + 1)
-    lived = np.where(place >= 0, lives.time[place] if lives.size else 0, 2 * STILL_QUEUED)
-    answered = (written > since) & (read > lived)
-    in_doubt = np.zeros(answered.size, np.bool_)
+    lived = _between(LineTimes(walks.mm[ends], walks.time[ends]), known.mm, known.time, read)
+    faulted = _between(LineTimes(faults.mm, faults.time), known.mm, known.time, read)
+    queued = written > since
+    early = (lived <= WALKS_MAX) & (faulted == 0)
+    answered = queued & ~early
+    # The first walk after all, or one of another instruction.
+    in_doubt = queued & early & (lived > 0)
     if cpus > 1:
         soon = read - since <= longest
-        in_doubt = (written > since) & (written - since <= longest) & (answered == soon)
+        in_doubt |= queued & (soon != early)
         answered &= ~soon
     entries = stores.address[known.store[answered]]
     return Reads(since[answered] + 2, entries), int(np.count_nonzero(in_doubt))
+
+
+def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
+    """How many of the times of each address space are after one time and before another."""
+    first, last = times.first_from(mm, since + 1), times.last_before(mm, until)
+    return np.where((first >= 0) & (last >= first), last - first + 1, 0)
 
 
 def _possible(stores: Stores, known: _Known) -> int:
