@@ -141,7 +141,8 @@ def infer(
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
     retries, in_doubt = _retries(walks, others, queue, known, faults, (LAG_MAX_S * tick_hz, cpus))
-    return Inferred(retries, answered, in_doubt, _possible(queue.stores, known))
+    possible = _possible(walks, queue, known, faults, LAG_MAX_S * tick_hz)
+    return Inferred(retries, answered, in_doubt, possible)
 
 
 def _key(mm: I64, page: I64, shift: int) -> I64:
@@ -236,7 +237,18 @@ def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
     return np.where((first >= 0) & (last >= first), last - first + 1, 0)
 
 
-def _possible(stores: Stores, known: _Known) -> int:
-    """How many further misses the queue may have answered: of pages that were mapped around."""
-    present = np.count_nonzero(stores.present & (stores.page >= 0))
-    return int(present) - known.store.size
+def _possible(walks: Walks, queue: Queue, known: _Known, faults: Pages, longest: float) -> int:
+    """How many further misses the queue may have answered.
+
+    A page whose entry was stored without a fault, as those around a page that faulted are, may be
+    walked before the entry is written, if its address space runs by then.
+    """
+    stores = queue.stores
+    around = stores.present & (stores.page >= 0)
+    around[known.store] = False
+    lives = LineTimes(
+        np.concatenate([walks.mm, faults.mm]), np.concatenate([walks.time, faults.time])
+    )
+    place = lives.first_from(stores.mm[around], stores.time[around])
+    lived = np.where(place >= 0, lives.time[place] if lives.size else 0, STILL_QUEUED)
+    return int(np.count_nonzero(lived < queue.until[around] + longest))
