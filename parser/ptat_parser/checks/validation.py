@@ -440,9 +440,8 @@ class _Comparison:
         found.extra += int(np.count_nonzero(extra))
         found.missing += int(np.count_nonzero(missing))
         if self._has_inferred:
-            rows = page[extra]
-            size = self._page_size[rows]
-            self.inferred.add(self._page_mm[rows], self._page_va[rows], size, 1)
+            at = page[extra]
+            self.inferred.add(self._page_mm[at], self._page_va[at], self._page_size[at], 1)
             shift = block["shift"][missing].astype(np.uint64)
             self.inferred.add(owner[missing], block["va"][missing], np.uint64(1) << shift, -1)
         fault_walk = self._labels(block, owner, time_ns, demanded, walk, last_ns)

@@ -179,7 +179,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
         inferred = infer(walks, queue, faults, links, tick_hz, session.kernel.cpus)
     found.inferred, found.inferred_faults = inferred.retries.time.size, inferred.faults.time.size
     found.in_doubt, found.possible = inferred.in_doubt, inferred.possible
-    line_mask = ~np.uint64(session.board.granularity_bytes - 1)
+    line_mask = np.uint64(~(session.board.granularity_bytes - 1) & 0xFFFF_FFFF_FFFF_FFFF)
     _write(
         target,
         stream,
@@ -310,7 +310,7 @@ def _of_log(
     last = int(stream.time[-1]) if stream.time.size else 0
     inside &= (time >= 0) & (time <= last)
     order = np.flatnonzero(inside)[np.argsort(time[inside], kind="stable")]
-    stores = Stores(*(column[order] for column in columns))
+    stores = Stores(*(column[order] for column in columns))  # type: ignore[arg-type]
     of_fault, link = timed[fault], tables[is_link]
     fault_time = since_start(fitted.to_ticks(of_fault["time"].copy()))
     faults = Pages(mm_of(of_fault), page_of(of_fault), fault_time)

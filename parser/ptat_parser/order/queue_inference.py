@@ -141,7 +141,7 @@ def infer(
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
     retries, in_doubt = _retries(walks, others, queue, known, faults, (LAG_MAX_S * tick_hz, cpus))
-    possible = _possible(walks, queue, known, faults, LAG_MAX_S * tick_hz)
+    possible = _possible(walks, queue, known, faults, retries)
     return Inferred(retries, answered, in_doubt, possible)
 
 
@@ -164,7 +164,7 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
     last = np.append(store[1:] != store[:-1], True)
     chosen = np.flatnonzero(near & last)
     time, store = faults.time[chosen], store[chosen]
-    address = stores.address[store].copy()
+    address: npt.NDArray[np.uint64] = stores.address[store].copy()
     for level, shift in ((1, 9), (2, 18)):
         rows = np.flatnonzero(links.level == level)
         linked = LineTimes(_key(links.mm[rows], links.page[rows], shift), links.time[rows])
@@ -237,7 +237,7 @@ def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
     return np.where((first >= 0) & (last >= first), last - first + 1, 0)
 
 
-def _possible(walks: Walks, queue: Queue, known: _Known, faults: Pages, longest: float) -> int:
+def _possible(walks: Walks, queue: Queue, known: _Known, faults: Pages, retries: Reads) -> int:
     """How many further misses the queue may have answered.
 
     A page whose entry was stored without a fault, as those around a page that faulted are, may be
@@ -246,9 +246,12 @@ def _possible(walks: Walks, queue: Queue, known: _Known, faults: Pages, longest:
     stores = queue.stores
     around = stores.present & (stores.page >= 0)
     around[known.store] = False
+    rows = np.searchsorted(stores.time[known.store], retries.time - 2)
+    retrying = known.mm[np.minimum(rows, known.mm.size - 1)] if known.mm.size else rows
     lives = LineTimes(
-        np.concatenate([walks.mm, faults.mm]), np.concatenate([walks.time, faults.time])
+        np.concatenate([walks.mm, faults.mm, retrying]),
+        np.concatenate([walks.time, faults.time, retries.time]),
     )
     place = lives.first_from(stores.mm[around], stores.time[around])
     lived = np.where(place >= 0, lives.time[place] if lives.size else 0, STILL_QUEUED)
-    return int(np.count_nonzero(lived < queue.until[around] + longest))
+    return int(np.count_nonzero(lived < queue.until[around]))

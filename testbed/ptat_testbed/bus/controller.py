@@ -211,12 +211,8 @@ def run(
         answered=np.zeros(line.size, np.int64),
         answer_value=np.full(line.size, -1, np.int64),
     )
-    rules = controller_loop.Rules(
-        *(getattr(controller, name) for name in controller_loop.Rules._fields[:-3]),
-        first,
-        lines,
-        seed,
-    )
+    named = {name: getattr(controller, name) for name in controller_loop.Rules._fields[:-3]}
+    rules = controller_loop.Rules(**named, first_line=first, lines=lines, seed=seed)
     count = controller_loop.serve(
         rules, accesses.time_ns, line, word, accesses.write, accesses.walk, state
     )

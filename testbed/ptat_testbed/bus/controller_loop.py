@@ -90,7 +90,7 @@ def serve(
         else:
             _read(rules, i, time_ns[i], line[i], word[i], state, now)
             _pass_by(rules, time_ns, walk, state, now)
-    return now[0].commands
+    return int(now[0].commands)
 
 
 @jit
