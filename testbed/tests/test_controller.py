@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ptat_host.boards.base import BoardError
 from ptat_testbed.bus import controller
-from ptat_testbed.bus.controller import RD, SCRUB, UNDERFILL, WR, Accesses, Controller
+from ptat_testbed.bus.command_kinds import NEVER_NS, RD, SCRUB, UNDERFILL, WR
+from ptat_testbed.bus.controller import Accesses, Controller
 
 SCRUBBED = 16 * controller.LINE_BYTES
 
@@ -19,9 +20,9 @@ controllers = st.builds(
     capacity=st.just(8),
     high=st.integers(4, 8),
     low=st.integers(0, 3),
-    idle_ns=st.sampled_from([30, controller.NEVER_NS]),
-    age_ns=st.sampled_from([100, controller.NEVER_NS]),
-    others_ns=st.sampled_from([40, controller.NEVER_NS]),
+    idle_ns=st.sampled_from([30, NEVER_NS]),
+    age_ns=st.sampled_from([100, NEVER_NS]),
+    others_ns=st.sampled_from([40, NEVER_NS]),
     command_ns=st.integers(1, 20),
     window_ns=st.sampled_from([0, 20]),
     out_of_order=st.sampled_from([0.0, 0.5, 1.0]),

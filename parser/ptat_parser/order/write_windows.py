@@ -31,7 +31,7 @@ class Stores(NamedTuple):
     """
 
     time: I64
-    address: I64
+    address: npt.NDArray[np.uint64]
     line: I64
     mm: I64
     page: I64

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ptat_host.boards.base import BoardError
 from ptat_parser import wire
 from ptat_parser.formats import truth
-from ptat_testbed.bus import controller
+from ptat_testbed.bus import command_kinds, controller
 from ptat_testbed.bus.controller import Accesses, Answers, Commands, Controller
 
 U64 = npt.NDArray[np.uint64]
@@ -109,7 +109,7 @@ def _write(path: Path, commands: Commands, before: int, stop_ns: int) -> None:
     """Write the commands up to the recording's end as a capture stream."""
     from ptat_parser.capture.writer import BlockWriter
 
-    is_write = commands.kind == controller.WR
+    is_write = commands.kind == command_kinds.WR
     with path.open("wb") as file, BlockWriter(file) as writer:
         ticks = commands.time_ns * TICKS_PER_NS
         writer.mark(int(ticks[0]) if before else 0, wire.Mark.START)
@@ -131,9 +131,9 @@ def _counts(
     return {
         "walks": len(walks),
         "stores": int(np.count_nonzero(write)),
-        "reads": kinds[controller.RD],
-        "writes": kinds[controller.WR],
-        "underfills": kinds[controller.UNDERFILL],
-        "scrubs": kinds[controller.SCRUB],
+        "reads": kinds[command_kinds.RD],
+        "writes": kinds[command_kinds.WR],
+        "underfills": kinds[command_kinds.UNDERFILL],
+        "scrubs": kinds[command_kinds.SCRUB],
         "answered_from_queue": int(np.count_nonzero(~write & (answers.command < 0))),
     }

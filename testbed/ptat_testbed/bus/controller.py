@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_host.boards.base import BoardError
+from ptat_testbed.bus.command_kinds import NEVER_NS
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -39,11 +40,6 @@ LINE_BYTES = 64
 WORDS = 8
 """Of 8 bytes, in a line."""
 SLOWDOWN = 10
-NEVER_NS = 1 << 62
-RD, WR, UNDERFILL, SCRUB = range(4)
-"""Kinds of commands; a bus shows the last two as RD."""
-ELSEWHERE = -1
-"""Line of a queued write that is not in the region."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.compiled.jit import Integer, jit
-from ptat_testbed.bus.controller import ELSEWHERE, NEVER_NS, RD, SCRUB, UNDERFILL, WR
+from ptat_testbed.bus.command_kinds import ELSEWHERE, NEVER_NS, RD, SCRUB, UNDERFILL, WR
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
