@@ -77,8 +77,8 @@ class Validation:
     `outside_region`: misses of traced processes whose leaf entry lay outside the region;
     `not_demanded`: those of them that the trace need not have.
     Behind a memory controller, `bound` is what the parser says of the true number of misses, and
-    decides: `inferred` misses are of no read, and `inferred_wrong` those of them whose line of
-    entries no walk of the truth is missing of.
+    decides: `inferred` misses are of no read, and `inferred_wrong` those of them in a line of
+    entries that no walk of the process missed in.
     `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
     `compared` the same for each of them, one row for all its pages and one for each page size.
@@ -182,21 +182,34 @@ class _Swaps:
 
 
 class _Inferred:
-    """Misses that no walk has the time of, beside walks that no miss has the time of, by line."""
+    """Misses that no walk has the time of, and the lines of entries that walks missed in."""
 
     def __init__(self) -> None:
-        self._balance: Counter[tuple[int, int, int]] = Counter()
+        self._misses: Counter[tuple[int, int, int]] = Counter()
+        self._walked: set[tuple[int, int, int]] = set()
 
-    def add(self, owner: I64, va: U64, size: U64, number: int) -> None:
-        """Count misses (`number` 1), or walks that none was found for (-1)."""
+    @staticmethod
+    def _lines(owner: I64, va: U64, size: U64) -> Iterator[tuple[tuple[int, int, int], int]]:
+        """Process, number of the line, and page size, with how many are alike."""
         line = va // (size * np.uint64(_LINE_ENTRIES))
-        for key in zip(owner.tolist(), line.tolist(), size.tolist(), strict=True):
-            self._balance[key] += number
+        rows = np.stack([owner.view(np.uint64), line, size], axis=1)
+        values, counts = np.unique(rows, axis=0, return_counts=True)
+        for (mine, number, of_size), count in zip(values.tolist(), counts.tolist(), strict=True):
+            yield (mine, number, of_size), count
+
+    def add_misses(self, owner: I64, va: U64, size: U64) -> None:
+        """Misses of the trace."""
+        for key, count in self._lines(owner, va, size):
+            self._misses[key] += count
+
+    def add_walks(self, owner: I64, va: U64, size: U64) -> None:
+        """Walks of the truth."""
+        self._walked.update(key for key, _ in self._lines(owner, va, size))
 
     @property
     def wrong(self) -> int:
-        """How many misses no walk of their line can be."""
-        return sum(count for count in self._balance.values() if count > 0)
+        """How many misses are in a line that no walk of the process missed in."""
+        return sum(count for key, count in self._misses.items() if key not in self._walked)
 
 
 _LINE_ENTRIES = 8
@@ -440,10 +453,10 @@ class _Comparison:
         found.extra += int(np.count_nonzero(extra))
         found.missing += int(np.count_nonzero(missing))
         if self._has_inferred:
-            at = page[extra]
-            self.inferred.add(self._page_mm[at], self._page_va[at], self._page_size[at], 1)
-            shift = block["shift"][missing].astype(np.uint64)
-            self.inferred.add(owner[missing], block["va"][missing], np.uint64(1) << shift, -1)
+            at = page[~known]
+            self.inferred.add_misses(self._page_mm[at], self._page_va[at], self._page_size[at])
+            shift = block["shift"][demanded].astype(np.uint64)
+            self.inferred.add_walks(owner[demanded], block["va"][demanded], np.uint64(1) << shift)
         fault_walk = self._labels(block, owner, time_ns, demanded, walk, last_ns)
         for kind, rows in (("wrong_page", wrong), ("extra", extra)):
             for i in np.flatnonzero(rows)[: EXAMPLES_MAX - len(found.examples)].tolist():

@@ -2,8 +2,8 @@
 """Traces behind modelled memory controllers, held against the ground truth.
 
 Each workload is recorded with each preset of ``ptat record --controller``. Every walk that the
-trace has must be of the right process and page, each inferred one of a line that the truth has a
-walk of which the bus did not show, and the true number of misses must lie inside the stated bound.
+trace has must be of the right process and page, each inferred one of a line of entries that the
+process missed in, and the true number of misses must lie inside the stated bound.
 Without a controller the trace must be exact. `MUTATION` is what must not pass: markers that are
 stores.
 
