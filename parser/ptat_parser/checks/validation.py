@@ -194,8 +194,8 @@ class _Inferred:
         line = va // (size * np.uint64(_LINE_ENTRIES))
         rows = np.stack([owner.view(np.uint64), line, size], axis=1)
         values, counts = np.unique(rows, axis=0, return_counts=True)
-        for (mine, number, of_size), count in zip(values.tolist(), counts.tolist(), strict=True):
-            yield (mine, number, of_size), count
+        keys = [(mine, number, of_size) for mine, number, of_size in values.tolist()]
+        yield from zip(keys, counts.tolist(), strict=True)
 
     def add_misses(self, owner: I64, va: U64, size: U64) -> None:
         """Misses of the trace."""
