@@ -123,6 +123,7 @@ test-suite: docs man
 # By itself: beside others, fault events come so late that whose walk one is about is in doubt.
 test-exact:
 	$(PYTHON) -m ptat_testbed.suites.check_exact --size small
+	$(PYTHON) -m ptat_testbed.suites.check_controller --size small
 	$(PYTHON) -m ptat_testbed.suites.sim_soc
 
 test-studies:
