@@ -28,7 +28,7 @@ from ptat_parser.capture.chunks import Lost, MarkRecord
 from ptat_parser.capture.merge import Reader
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput
-from ptat_parser.formats.session import Region, Session
+from ptat_parser.formats.session import Contract, Region, Session
 from ptat_parser.kernel import tracepoints
 from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import clock, markers
@@ -125,16 +125,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     :raises BadInput: what the log must have was not recorded.
     """
     contract = session.board.contract
-    if (
-        not set(session.kernel.events).issuperset(
-            (*tracepoints.ENTRY_EVENTS, *tracepoints.FAULT_EVENTS)
-        )
-        and not contract.is_program_order
-    ):
-        raise BadInput(
-            f"{session.path}: behind a memory controller a trace needs entry and fault events",
-            "record with --entries and --faults",
-        )
+    _require_events(session)
     stream = read_stream(reader)
     found = Found()
     kinds = _kinds(session, stream, log)
@@ -157,20 +148,9 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     written = windows(stores, write_line, write_time, slack)
     found.writes = int(np.count_nonzero(kinds.write))
     found.writes_without_event = written.writes_without_event
-    walk = kinds.walk.copy()
+    walk = kinds.walk
     if contract.ecc:
-        rows = np.flatnonzero(walk)
-        pending = written.until == STILL_QUEUED if contract.forwarding else np.zeros(0, np.bool_)
-        underfill, found.writes_without_underfill = underfills(
-            kinds.line[rows],
-            stream.time[rows],
-            write_line,
-            write_time,
-            stores.line[pending],
-            stores.time[pending],
-        )
-        walk[rows[underfill]] = False
-        found.underfills = int(np.count_nonzero(underfill))
+        walk = walk & ~_underfills(kinds, stream, stores, written.until, contract, found)
     seen = Marks(stream.time[walk], stream.address[walk])
     inferred = Inferred(NO_READS, NO_READS, 0, 0)
     if contract.forwarding:
@@ -192,6 +172,35 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
         ],
     )
     return found
+
+
+def _require_events(session: Session) -> None:
+    needed = {*tracepoints.ENTRY_EVENTS, *tracepoints.FAULT_EVENTS}
+    if not session.board.contract.is_program_order and needed - set(session.kernel.events):
+        raise BadInput(
+            f"{session.path}: behind a memory controller a trace needs entry and fault events",
+            "record with --entries and --faults",
+        )
+
+
+def _underfills(
+    kinds: _KindsOf, stream: Stream, stores: Stores, until: I64, contract: Contract, found: Found
+) -> Bools:
+    """Which accesses are underfill reads."""
+    result = np.zeros(stream.time.size, np.bool_)
+    rows = np.flatnonzero(kinds.walk)
+    # Reads of a line whose store was not written before the end.
+    pending = (until == STILL_QUEUED) & contract.forwarding
+    result[rows], found.writes_without_underfill = underfills(
+        kinds.line[rows],
+        stream.time[rows],
+        kinds.line[kinds.write],
+        stream.time[kinds.write],
+        stores.line[pending],
+        stores.time[pending],
+    )
+    found.underfills = int(np.count_nonzero(result))
+    return result
 
 
 class _KindsOf(NamedTuple):

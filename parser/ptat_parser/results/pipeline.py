@@ -171,6 +171,7 @@ def _parse_into(
     summary = summary_of(session, found, log, placement, fitted, done, pages, faults)
     if behind:
         (directory / ORDERED_FILE).unlink()
+    if behind and not session.board.contract.is_program_order:
         summary["controller"] = behind.summary(summary["totals"]["misses"])
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
