@@ -16,6 +16,7 @@
  *	self     what the command writes to /sys/kernel/mm/ptat/self
  *	levels   what is written to /sys/kernel/mm/ptat/levels
  *	readback what is written to /sys/kernel/mm/ptat/readback; else the kernel's choice stays
+ *	marker-access what is written to /sys/kernel/mm/ptat/marker_access; else markers are stores
  *	event    a tracepoint of the system ptat to enable
  *	buffer   ring buffer of each CPU in KiB
  *	traps    if it is there: TLB misses trap; write their records to kernel/trapN.raw
@@ -80,7 +81,7 @@
 
 struct config {
 	char **argv, **envp, **rlimits, **events;
-	const char *cwd, *self, *levels, *readback, *buffer, *traps, *maps, *hostname;
+	const char *cwd, *self, *levels, *readback, *marker_access, *buffer, *traps, *maps, *hostname;
 };
 
 struct relay {
@@ -326,6 +327,8 @@ static void parse_config(struct config *config, char *data)
 			config->levels = value;
 		else if (IS("readback"))
 			config->readback = value;
+		else if (IS("marker-access"))
+			config->marker_access = value;
 		else if (IS("buffer"))
 			config->buffer = value;
 		else if (IS("traps"))
@@ -915,6 +918,8 @@ int main(void)
 		traps = start_traps();
 	if (config.readback)
 		must_put(PTAT_CONTROL "/readback", config.readback);
+	if (config.marker_access)
+		must_put(PTAT_CONTROL "/marker_access", config.marker_access);
 	setup_tracing(&config);
 
 	signal(SIGPIPE, SIG_IGN);

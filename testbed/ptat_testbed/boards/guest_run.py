@@ -305,6 +305,7 @@ class Recording:
             "marker_stride_bytes": told["marker_stride"],
             "levels": self.request.levels,
             "readback": outcome.texts["readback"].strip() == "on",
+            "markers": self.request.markers or "store",
         }
 
     def _kernel_metadata(self, outcome: session.Outcome) -> dict[str, Any]:

@@ -91,6 +91,8 @@ def configuration(
     settings.append(("levels", request.levels))
     if request.readback:
         settings.append(("readback", "on"))
+    if request.markers:
+        settings.append(("marker-access", request.markers))
     settings += [("event", name) for name in events_of(request)]
     if traps:
         settings.append(("traps", ""))

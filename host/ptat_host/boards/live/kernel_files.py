@@ -4,7 +4,7 @@
 `machine`, `tracing` and `child` follow it on this machine. In the testbed's guest its init does,
 which is C and gets it from `c_header` (``ptat_recording.h``) when it is compiled.
 
-1. ``levels``, and ``readback`` if the user chose it
+1. ``levels``; ``readback`` and ``marker_access`` where the request says
 2. tracing: `TRACE_SETTINGS`, the size of the buffers, then each event: its format is kept, and it
    is enabled; a logger for each CPU
 3. `MARKER_START`

@@ -79,6 +79,7 @@ void ptat_region_write(unsigned long offset, u64 val);
 u64 ptat_region_read(unsigned long offset);
 bool ptat_region_responds(void);
 void ptat_region_clear(void);
+extern bool ptat_marks_by_load;
 u64 ptat_mark(void);
 u64 ptat_last_seq(void);
 

@@ -13,6 +13,7 @@
 #include "internal.h"
 
 void __iomem *ptat_region_io __ro_after_init;	/* uncached on a bus */
+bool ptat_marks_by_load;	/* else by stores */
 static atomic64_t last_seq;
 
 /**
@@ -80,8 +81,15 @@ void ptat_region_clear(void)
 /**
  * ptat_mark - number an event of the log
  *
- * Store the number to the region, where a device sees it between the walks.
- * Call this, log the event, and only then do what the event announces.
+ * Store the number to the region, or load a word there, where a device sees it
+ * between the walks.  Call this, log the event, and only then do what the event
+ * announces.
+ *
+ * A memory controller completes a store when it has queued it, and may write it
+ * to the DIMM after reads of later walks.  A load has been on the bus when it
+ * completes, and it completes before any later store of this CPU: uncached
+ * loads are not reordered with stores.  Nothing is stored to the slots then, so
+ * the load cannot be answered from the queue either.
  *
  * Return: the number.
  */
@@ -89,7 +97,10 @@ u64 ptat_mark(void)
 {
 	u64 seq = atomic64_inc_return(&last_seq);
 
-	ptat_region_write(ptat_marker_offset(seq), seq);
+	if (!READ_ONCE(ptat_marks_by_load))
+		ptat_region_write(ptat_marker_offset(seq), seq);
+	else if (!ptat_detached())
+		ptat_region_read(ptat_marker_offset(seq));
 	return seq;
 }
 

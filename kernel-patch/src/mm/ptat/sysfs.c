@@ -63,6 +63,26 @@ static ssize_t levels_store(struct kobject *kobj, struct kobj_attribute *attr, c
 	return count;
 }
 
+static const char * const marker_access_names[] = { "store", "load" };
+
+static ssize_t marker_access_show(struct kobject *kobj, struct kobj_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%s\n", marker_access_names[READ_ONCE(ptat_marks_by_load)]);
+}
+
+static ssize_t marker_access_store(struct kobject *kobj, struct kobj_attribute *attr,
+				   const char *buf, size_t count)
+{
+	int i = sysfs_match_string(marker_access_names, buf);
+
+	if (!may_control())
+		return -EPERM;
+	if (i < 0)
+		return i;
+	WRITE_ONCE(ptat_marks_by_load, i);
+	return count;
+}
+
 /* A switch that is @on. */
 #define SWITCH(name, on, set)							\
 static ssize_t name##_show(struct kobject *kobj, struct kobj_attribute *attr,	\
@@ -125,6 +145,7 @@ static ssize_t detach_store(struct kobject *kobj, struct kobj_attribute *attr, c
 
 static struct kobj_attribute self_attr = __ATTR_RW_MODE(self, 0600);
 static struct kobj_attribute levels_attr = __ATTR_RW_MODE(levels, 0600);
+static struct kobj_attribute marker_access_attr = __ATTR_RW_MODE(marker_access, 0600);
 static struct kobj_attribute marker_attr = __ATTR(marker, 0200, NULL, marker_store);
 static struct kobj_attribute detach_attr = __ATTR(detach, 0200, NULL, detach_store);
 
@@ -135,6 +156,7 @@ static struct attribute *control_attrs[] = {
 	&readback_attr.attr,
 	&secureexec_attr.attr,
 	&marker_attr.attr,
+	&marker_access_attr.attr,
 	&detach_attr.attr,
 	NULL
 };
