@@ -130,8 +130,8 @@ class CoSimulation(contextlib.AbstractContextManager["CoSimulation"]):
             return ["-device", f"{{{device}}}"]
         return [
             *("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"),
-            *("-device", "pcie-root-port,id=slot,chassis=1"),
-            *("-device", f'{{{device},"bus":"slot"}}'),
+            *("-device", "pcie-root-port,id=endpoint-port,chassis=1"),
+            *("-device", f'{{{device},"bus":"endpoint-port"}}'),
         ]
 
     def register_offset(self, name: str) -> int:
