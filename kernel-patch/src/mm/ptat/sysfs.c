@@ -2,6 +2,8 @@
 /*
  * PTAT: /sys/kernel/mm/ptat, see Documentation/ABI/testing/sysfs-kernel-mm-ptat.
  */
+#define pr_fmt(fmt) "ptat: " fmt
+
 #include <linux/capability.h>
 #include <linux/kobject.h>
 #include <linux/kstrtox.h>
@@ -263,19 +265,17 @@ static const struct attribute_group *groups[] = {
 	NULL
 };
 
-static int __init ptat_sysfs_init(void)
+/**
+ * ptat_sysfs_init - show the files
+ *
+ * Without them nothing can be traced.
+ */
+void ptat_sysfs_init(void)
 {
-	struct kobject *kobj;
-	int err;
+	struct kobject *kobj = kobject_create_and_add("ptat", mm_kobj);
 
-	if (!ptat_ready())
-		return 0;
-	kobj = kobject_create_and_add("ptat", mm_kobj);
-	if (!kobj)
-		return -ENOMEM;
-	err = sysfs_create_groups(kobj, groups);
-	if (err)
-		kobject_put(kobj);
-	return err;
+	if (kobj && !sysfs_create_groups(kobj, groups))
+		return;
+	kobject_put(kobj);
+	pr_err("no memory for the files in sysfs\n");
 }
-late_initcall_sync(ptat_sysfs_init);
