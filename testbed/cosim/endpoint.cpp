@@ -155,8 +155,7 @@ uint64_t Endpoint::due() const
 	auto passed = std::chrono::steady_clock::now() - start_;
 	uint64_t ns = static_cast<uint64_t>(
 		std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count());
-	return ns / 1000 * (PTAT_CLOCK_HZ / 1000000) +
-	       ns % 1000 * (PTAT_CLOCK_HZ / 1000000) / 1000;
+	return ns / 1000 * (PTAT_CLOCK_HZ / 1000000) + ns % 1000 * (PTAT_CLOCK_HZ / 1000000) / 1000;
 }
 
 void Endpoint::catch_up()

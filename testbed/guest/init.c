@@ -81,7 +81,8 @@
 
 struct config {
 	char **argv, **envp, **rlimits, **events;
-	const char *cwd, *self, *levels, *readback, *marker_access, *buffer, *traps, *maps, *hostname;
+	const char *cwd, *self, *levels, *readback, *marker_access, *buffer, *traps, *maps,
+		*hostname;
 };
 
 struct relay {
