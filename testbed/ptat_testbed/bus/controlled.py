@@ -20,6 +20,7 @@ from ptat_host.boards.base import BoardError
 from ptat_parser import wire
 from ptat_parser.formats import truth
 from ptat_testbed.bus import command_kinds, controller
+from ptat_testbed.bus.command_kinds import NEVER_NS
 from ptat_testbed.bus.controller import Accesses, Answers, Commands, Controller
 
 U64 = npt.NDArray[np.uint64]
@@ -27,6 +28,8 @@ I64 = npt.NDArray[np.int64]
 
 TICKS_PER_NS = 2
 """Of the new stream. What is not on the bus has odd times."""
+APART_NS = 3
+"""Results round times to nanoseconds of another clock."""
 COUNTS_FILE = "controller.json"
 
 
@@ -97,7 +100,11 @@ def _walk_of(time_ns: I64, walks: npt.NDArray[Any]) -> I64:
 
 def _times(walks: npt.NDArray[Any], time_ns: I64, commands: Commands, answers: Answers) -> U64:
     """When each walk's last read is on the bus, or would be: ticks of the new stream."""
-    ticks = walks["time"].astype(np.int64) * TICKS_PER_NS + 1
+    own_ns = walks["time"].astype(np.int64)
+    # No command's nanosecond, which walks are recognised by.
+    at = np.searchsorted(commands.time_ns, own_ns - APART_NS)
+    taken = np.append(commands.time_ns, NEVER_NS)[at] <= own_ns + APART_NS
+    ticks = (own_ns + 2 * APART_NS * taken) * TICKS_PER_NS + 1
     in_region = np.flatnonzero(walks["flags"] & truth.Flag.LEAF_IN_REGION)
     command = answers.command[np.searchsorted(time_ns, walks["time"][in_region].astype(np.int64))]
     seen = command >= 0

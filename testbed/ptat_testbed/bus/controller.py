@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_host.boards.base import BoardError
-from ptat_testbed.bus.command_kinds import NEVER_NS
+from ptat_testbed.bus.command_kinds import NEVER_NS, WR
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -104,7 +104,7 @@ PRESETS = {
         window_ns=100 * SLOWDOWN,
         out_of_order=0.5,
         early_underfill=0.5,
-        scrub_ns=100 * SLOWDOWN,
+        scrub_ns=1000 * SLOWDOWN,
     ),
 }
 
@@ -156,8 +156,8 @@ class Accesses(NamedTuple):
 class Commands(NamedTuple):
     """What the DIMM sees: times (ns, increasing), addresses of lines, kinds.
 
-    `access`: which read an RD is for, else -1. `values`: of a WR which store each word is of, -1
-    where it is masked or comes from the underfill.
+    `access`: which read an RD is for, else -1. `values`: of each WR which store each word is of,
+    -1 where it is masked or comes from the underfill.
     """
 
     time_ns: I64
@@ -198,7 +198,7 @@ def run(
         line=np.zeros(2 * line.size + scrubs, np.int64),
         kind=np.zeros(2 * line.size + scrubs, np.uint8),
         access=np.full(2 * line.size + scrubs, -1, np.int64),
-        values=np.full((2 * line.size + scrubs, WORDS), -1, np.int64),
+        values=np.full((int(np.count_nonzero(accesses.write)), WORDS), -1, np.int64),
         queue_line=np.zeros(controller.capacity, np.int64),
         queue_time=np.zeros(controller.capacity, np.int64),
         queue_filled=np.zeros(controller.capacity, np.bool_),
@@ -217,6 +217,6 @@ def run(
         state.line[:count].astype(np.uint64) * np.uint64(LINE_BYTES),
         state.kind[:count],
         state.access[:count],
-        state.values[:count],
+        state.values[: np.count_nonzero(state.kind[:count] == WR)],
     )
     return commands, Answers(state.answer, state.answered, state.answer_value)

@@ -59,6 +59,7 @@ class State(NamedTuple):
 NOW = np.dtype(
     [
         ("commands", "<i8"),  # so many
+        ("written", "<i8"),  # of them WRs
         ("queued", "<i8"),  # lines in the queue
         ("writing", "<i8"),  # in write major mode
         ("here_ns", "<i8"),  # all before has happened
@@ -179,7 +180,8 @@ def _drain_one(
     if rules.ecc and not state.queue_filled[at]:
         _put(rules, earliest_ns, line, UNDERFILL, -1, state, now)
     if line != ELSEWHERE:
-        state.values[now[0].commands] = state.queue_values[at]
+        state.values[now[0].written] = state.queue_values[at]
+        now[0].written += 1
     _put(rules, earliest_ns, line, WR, -1, state, now)
     last = now[0].queued - 1
     for i in range(at, last):
