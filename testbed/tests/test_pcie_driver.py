@@ -25,17 +25,6 @@ RECORDING_S = 600.0
 WALKS_BEFORE = 2000
 PROGRAM = ("bash", "-c", "gups --bytes 16M --updates 100K >&2 && echo the program lived >&2")
 
-SECOND = """
-python=$1
-shift
-"$@" &
-first=$!
-until grep -q 1 /sys/kernel/mm/ptat/stat/tables 2>/dev/null || ! kill -0 $first; do sleep 1; done
-"$python" -m ptat_host.cli record --board pcie -o /tmp/second -- true
-echo "the second recorder: $?" >&2
-wait $first
-"""
-
 
 @pytest.fixture
 def device() -> Iterator[pcie.CoSimulation]:

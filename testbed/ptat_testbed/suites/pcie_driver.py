@@ -93,7 +93,7 @@ class DrivenGuest:
         with contextlib.suppress(tarfile.ReadError), tarfile.open(archive) as sessions:
             sessions.extractall(self._folder, filter="data")
         archive.unlink()
-        self._state_delay()
+        self._describe_machine()
         return result
 
     def _config(self, extra: Sequence[str], pass_fds: Sequence[int]) -> MachineConfig:
@@ -102,12 +102,13 @@ class DrivenGuest:
         )
         return replace(config, program=self._program)
 
-    def _state_delay(self) -> None:
-        """`ptat record` knows no simulations: state how late the markers of this one are."""
+    def _describe_machine(self) -> None:
+        """State what `ptat record` cannot know: late markers, and a walker without caches."""
         path = self.session / "session.json"
         if path.exists():
             description = json.loads(path.read_text())
-            description["board"]["marker_delay_ns"] = MARKER_DELAY_NS
+            description["board"].update(marker_delay_ns=MARKER_DELAY_NS, walk_reads="all")
+            description.pop("crc32", None)  # that of the description without it
             path.write_text(json.dumps(description))
 
 
