@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 
 .PHONY: help demo test test-suite test-exact test-studies test-bitstream lint setup packages packages-gateware packages-firmware packages-browser packages-docs \
 	packages-kernel kernel-exercise kernel-reclaim kernel-selftests kernel-cost kernel-debug kernel-bisect kernel-series kernel-deb test-kernels \
-	kernel plugin check-exact check-trap check-decoder check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc sim-pcie usb-guest \
+	kernel plugin check-exact check-controller check-trap check-decoder check-hugepages bench bench-parser faults fuzz sim-snoop sim-soc sim-pcie usb-guest \
 	calibrate bench-boards first-report study-pagesize studies-small packages-studies bitstream registers mutate-gateware fresh golden docs man notebook-session clean
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make notebook-session record what notebooks and screenshots are of'
 	@echo 'make golden           accept what the reports print now'
 	@echo 'make check-exact      every workload against the ground truth; SIZE=small|full'
+	@echo 'make check-controller traces behind modelled memory controllers; SIZE=small|full CONTROLLER=…'
 	@echo 'make check-trap       each trapped TLB miss against QEMU'"'"'s own walks; SIZE=small|full'
 	@echo 'make check-decoder    the snooper on buses of controllers that it was not written for'
 	@echo 'make check-hugepages  what larger pages save, predicted and measured'
@@ -122,6 +123,7 @@ test-suite: docs man
 # By itself: beside others, fault events come so late that whose walk one is about is in doubt.
 test-exact:
 	$(PYTHON) -m ptat_testbed.suites.check_exact --size small
+	$(PYTHON) -m ptat_testbed.suites.check_controller --size small
 	$(PYTHON) -m ptat_testbed.suites.sim_soc
 
 test-studies:
@@ -189,6 +191,10 @@ test-kernels: packages .venv/ready
 SIZE ?= full
 check-exact: setup .venv/gateware-ready
 	$(PYTHON) -m ptat_testbed.suites.check_exact --size $(SIZE)
+
+# Attribution exact and the number of misses inside the stated bound; CONTROLLER=ecc-server
+check-controller: setup
+	@$(PYTHON) -m ptat_testbed.suites.check_controller --size $(SIZE) $(if $(CONTROLLER),--presets $(CONTROLLER))
 
 # Each trapped miss is a walk of QEMU's own TLB, and each walk a record; SIZE=small
 check-trap: setup packages-kernel

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from ptat_host import progress
-from ptat_studies import pagesize, pagesize_plots
 from ptat_studies.fs import plots, sweep
+from ptat_studies.pagesize import figures, study, workload
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -20,9 +20,9 @@ EXAMPLES = Path(__file__).parent / "examples"
 def make(out: Path) -> None:
     """Write a directory of SVG files for each study into `out`."""
     with progress.bar() as show:
-        traces = pagesize.open_traces([f"ls={EXAMPLES / 'ls.trace'}"], None, show)
-        found = pagesize.study(traces, pagesize.Settings(), [], show)
-    pagesize_plots.write(found, out / "pagesize")
+        traces = study.open_traces([f"ls={EXAMPLES / 'ls.trace'}"], None, show)
+        found = study.study(traces, workload.Settings(), [], show)
+    figures.write(found, out / "pagesize")
     for directory in sorted((EXAMPLES / "sweeps").iterdir()):
         plots.write(list(sweep.read_cells(directory)), out / directory.name)
 

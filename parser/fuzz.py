@@ -129,7 +129,7 @@ class Trace(Target):
         return [self._start, gzip.compress(self._start)]
 
     def _read(self, path: Path) -> None:
-        from ptat_studies.accesses import ACCESS_MAX_BYTES, open_trace
+        from ptat_studies.pagesize.accesses import ACCESS_MAX_BYTES, open_trace
 
         for batch in open_trace(str(path / self.file), self._kind).batches:
             assert (batch.size - 1 < ACCESS_MAX_BYTES).all()
@@ -374,7 +374,7 @@ def fuzz(name: str, until: list[str], crashes: Path) -> None:
     import ptat_parser.checks.session
     import ptat_parser.formats.truth
     import ptat_parser.results.pipeline  # noqa: F401
-    import ptat_studies.accesses  # noqa: F401
+    import ptat_studies.pagesize.accesses  # noqa: F401
 
     ours = "ptat_parser.", "ptat_studies."
     for module in [m for key, m in sys.modules.items() if key.startswith(ours)]:

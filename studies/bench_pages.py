@@ -25,10 +25,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ptat_studies.accesses import Accesses, Batch
-from ptat_studies.page_sizes import measure
-from ptat_studies.paging import Clock, StackDistances
-from ptat_studies.references import References
+from ptat_studies.pagesize.accesses import Accesses, Batch
+from ptat_studies.pagesize.paging import Clock, StackDistances
+from ptat_studies.pagesize.references import References
+from ptat_studies.pagesize.simulation import measure
 
 PAGES = 20_000
 SIZES = [512 << step for step in range(8)]

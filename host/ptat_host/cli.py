@@ -11,7 +11,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points, version
 from operator import attrgetter
 
@@ -31,7 +31,7 @@ from ptat_host.commands import (
     top,
     validate,
 )
-from ptat_host.commands.common import Parser
+from ptat_host.commands.common import Commands, Parser
 from ptat_parser.errors import PtatError
 
 
@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # no locale is too small for our output
     try:
-        arguments = _parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        arguments = _parser(words[0] if words else "").parse_args(words)
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
@@ -72,7 +73,36 @@ def _fail(message: str, hint: str, status: int = 2) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _add_others(commands: Commands[Parser]) -> None:
+    for command in sorted(entry_points(group="ptat.commands"), key=attrgetter("name")):
+        command.load()(commands)
+
+
+_COMMANDS: dict[str, Callable[[Commands[Parser]], None]] = {
+    "doctor": doctor.add,
+    "calibrate": calibrate.add,
+    "record": record.add,
+    "parse": parse.add,
+    "report": report.add,
+    "script": misses.add_script,
+    "top": top.add,
+    "hugepages": hugepages.add,
+    "diff": diff.add,
+    "overhead": overhead.add,
+    "": _add_others,
+    "validate": validate.add,
+    "check": check.add,
+    "export": misses.add_export,
+    "stat": stat.add,
+}
+"""What adds each command, in the order of ``ptat help``; no name: those of other packages."""
+
+
+def _parser(name: str = "") -> argparse.ArgumentParser:
+    """The parser of the command of that name, or of all commands if it is none of ours.
+
+    The options of some commands are those of all boards, which takes long to find.
+    """
     parser = Parser(
         prog="ptat",
         description="Full, exact traces of last-level TLB misses, per process and per page.",
@@ -80,22 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ptat {version('ptat')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
-    doctor.add(commands)
-    calibrate.add(commands)
-    record.add(commands)
-    parse.add(commands)
-    report.add(commands)
-    misses.add_script(commands)
-    top.add(commands)
-    hugepages.add(commands)
-    diff.add(commands)
-    overhead.add(commands)
-    for command in sorted(entry_points(group="ptat.commands"), key=attrgetter("name")):
-        command.load()(commands)
-    validate.add(commands)
-    check.add(commands)
-    misses.add_export(commands)
-    stat.add(commands)
+    if name and name in _COMMANDS:
+        _COMMANDS[name](commands)
+        return parser
+    for add in _COMMANDS.values():
+        add(commands)
     help.add_completion(commands, parser)
     help.add(commands, parser)
     return parser

@@ -16,7 +16,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,17 +137,15 @@ def as_dict(sweep: Sweep, worst: list[Worst]) -> dict[str, Any]:
 
 
 def _row(one: Worst) -> dict[str, Any]:
-    cell, figures = one.figures.cell, one.figures
+    cell = asdict(one.figures.cell)
+    del cell["repeat"]
     profile = None
     if one.functions is not None:
         profile = kernel_profile.summarise(one.functions, FUNCTIONS_SHOWN)
     return {
-        "system": cell.system,
-        "operation": cell.operation,
-        "file_bytes": cell.file_bytes,
-        "unit_bytes": cell.unit_bytes,
-        "misses_per_kib": _per_kib(figures),
-        "kernel_misses_per_kib": _per_kib(figures, "kernel"),
+        **cell,
+        "misses_per_kib": _per_kib(one.figures),
+        "kernel_misses_per_kib": _per_kib(one.figures, "kernel"),
         "misses_per_kib_again": None if one.again is None else _per_kib(one.again),
         "functions": None if profile is None else profile["functions"],
     }

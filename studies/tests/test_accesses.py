@@ -18,8 +18,8 @@ from ptat_parser.formats.session import Session
 from ptat_parser.kernel.log import read_kernel_log
 from ptat_parser.kernel.tracepoints import MM_ATTACH
 from ptat_parser.results.export import DRMEMTRACE
-from ptat_studies import accesses
-from ptat_studies.accesses import ACCESS_MAX_BYTES, FORMATS, Kind, open_trace
+from ptat_studies.pagesize import accesses
+from ptat_studies.pagesize.accesses import ACCESS_MAX_BYTES, FORMATS, Kind, open_trace
 
 NAMES = {Kind.FETCH: "readi", Kind.READ: "readd", Kind.WRITE: "write"}
 LETTERS = {Kind.FETCH: "I  ", Kind.READ: " L ", Kind.WRITE: " S "}

@@ -340,8 +340,7 @@ def test_summaries_and_ratios(tmp_path):
     (one,) = [
         one
         for one in summaries(figures, "page walks", "kernel")
-        if (one.system, one.operation, one.file_bytes, one.unit_bytes)
-        == ("ext4-dax", "write", 1 << 16, 4096)
+        if one.cell == Cell("ext4-dax", "write", 1 << 16, 4096)
     ]
     assert one.spread.median == 32 and one.spread.spread == 0
     # 515/259 twice, 35/19 once, for the small file.

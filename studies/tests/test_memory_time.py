@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from ptat_studies.memory_time import (
+from ptat_studies.pagesize.memory_time import (
     FAST_HDD,
     HDD,
     NVM,
@@ -27,7 +27,7 @@ def test_equations():
 
 
 def test_a_fault_takes_latency_seek_and_transfer():
-    storage = Storage("s", latency_ns=100, seek_ns=1000, bytes_per_second=1e9)
+    storage = Storage(latency_ns=100, seek_ns=1000, bytes_per_second=1e9)
     assert storage.fault_ns(4096) == pytest.approx(100 + 1000 + 4096)
 
 

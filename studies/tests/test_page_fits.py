@@ -4,8 +4,15 @@ import math
 import numpy as np
 import pytest
 
-from ptat_studies import page_fits
-from ptat_studies.page_fits import EXPONENTIAL, POWER, QUADRATIC, TLB_MODELS, TWO_EXPONENTIALS, fit
+from ptat_studies.pagesize import fits
+from ptat_studies.pagesize.fits import (
+    EXPONENTIAL,
+    POWER,
+    QUADRATIC,
+    TLB_MODELS,
+    TWO_EXPONENTIALS,
+    fit,
+)
 
 KIB = np.array([0.5, 1, 2, 4, 8, 16, 32, 64])
 
@@ -85,16 +92,16 @@ def test_too_few_points_and_equal_ones():
 
 def test_t_test():
     measured = np.array([1.0, 2, 3, 4])
-    t, p = page_fits.paired_t_test(measured, measured + np.array([0.1, -0.1, 0.2, 0.2]))
+    t, p = fits.paired_t_test(measured, measured + np.array([0.1, -0.1, 0.2, 0.2]))
     # By hand: mean 0.1, standard deviation 0.1414 (n - 1), so t = 0.1 / (0.1414 / 2).
     assert t == pytest.approx(math.sqrt(2))
     assert 0.25 < p < 0.26  # a table of Student's t with 3 degrees of freedom
-    assert page_fits.paired_t_test(measured, measured) is None
-    assert page_fits.paired_t_test(measured[:1], measured[1:2]) is None
+    assert fits.paired_t_test(measured, measured) is None
+    assert fits.paired_t_test(measured[:1], measured[1:2]) is None
 
 
 def test_correlation():
     x = np.array([1.0, 2, 3])
-    assert page_fits.correlation(x, 5 - 2 * x) == pytest.approx(-1)
-    assert page_fits.correlation(x, np.array([1.0, 3, 2])) == pytest.approx(0.5)
-    assert page_fits.correlation(x, np.ones(3)) is None
+    assert fits.correlation(x, 5 - 2 * x) == pytest.approx(-1)
+    assert fits.correlation(x, np.array([1.0, 3, 2])) == pytest.approx(0.5)
+    assert fits.correlation(x, np.ones(3)) is None

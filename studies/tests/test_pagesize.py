@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ptat_host import cli
-from ptat_studies import memory_time, pagesize, pagesize_plots
-from ptat_studies.pagesize import PAGE_SIZES, PERCENTS
+from ptat_studies.commands import common
+from ptat_studies.pagesize import figures, machines, memory_time, study, tables, workload
+from ptat_studies.pagesize.workload import PAGE_SIZES, PERCENTS
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 TRACE = EXAMPLES / "ls.trace"
@@ -35,8 +36,8 @@ vm = [
 @pytest.fixture(scope="module")
 def found():
     """The study of the trace that is shipped."""
-    traces = pagesize.open_traces([str(TRACE)], None)
-    return pagesize.study(traces, pagesize.Settings())
+    traces = study.open_traces([str(TRACE)], None)
+    return study.study(traces, workload.Settings())
 
 
 def run(capsys, *arguments):
@@ -60,7 +61,7 @@ def test_table_1(found):
     for _, address, size in rows:
         first = int(address, 16)
         pages |= {first // 4096, (first + int(size) - 1) // 4096}
-    table = pagesize.tables(found)[0]
+    table = tables.tables(found)[0]
     writes = sum(row[0] == "write" for row in rows)
     assert table.rows == [
         [
@@ -75,10 +76,10 @@ def test_table_1(found):
 
 
 def test_all_tables(found):
-    titles = [table.title for table in pagesize.tables(found)]
+    titles = [table.title for table in tables.tables(found)]
     for number in range(1, 8):
         assert any(title.startswith(f"Table {number}.") for title in titles)
-    for table in pagesize.tables(found):
+    for table in tables.tables(found):
         assert all(len(row) == len(table.columns) for row in table.rows), table.title
 
 
@@ -174,8 +175,8 @@ def test_figures_and_page(tmp_path, capsys):
 
 
 def test_the_same_figures_make_the_same_files(found, tmp_path):
-    pagesize_plots.write(found, tmp_path / "a")
-    pagesize_plots.write(found, tmp_path / "b")
+    figures.write(found, tmp_path / "a")
+    figures.write(found, tmp_path / "b")
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
@@ -193,7 +194,7 @@ def test_nothing_is_left_half_written(found, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        pagesize_plots.write_html(found, tmp_path / "page.html")
+        figures.write_html(found, tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 
@@ -215,7 +216,7 @@ def test_machines(tmp_path, capsys):
 
 
 def test_the_example_of_machines_is_table_8():
-    scenarios, memory, storages = pagesize.read_machines(EXAMPLES / "pagesize-vms.toml")
+    scenarios, memory, storages = machines.read_machines(EXAMPLES / "pagesize-vms.toml")
     assert [len(scenario.vm) for scenario in scenarios] == [3, 3, 2, 2, 2]
     assert memory == memory_time.Memory()
     assert set(memory_time.STORAGES) < set(storages)
@@ -291,7 +292,7 @@ def test_a_memory_that_holds_no_large_page(capsys):
 
 
 def test_without_matplotlib(capsys, monkeypatch):
-    monkeypatch.setattr(pagesize, "find_spec", lambda _: None)
+    monkeypatch.setattr(common, "find_spec", lambda _: None)
     assert "pip install 'ptat[studies]'" in refused(capsys, TRACE, "--plots", "x")
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptat_studies import paging
-from ptat_studies.paging import Clock, StackDistances
+from ptat_studies.pagesize import paging
+from ptat_studies.pagesize.paging import Clock, StackDistances
 
 
 def brute_lru(pages, entries):

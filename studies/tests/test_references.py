@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from test_paging import brute_clock, brute_lru
 
 from ptat_parser.errors import PtatError
-from ptat_studies import page_sizes, references
-from ptat_studies.accesses import Accesses, Batch, Kind
-from ptat_studies.references import CACHE_WAYS, References
+from ptat_studies.pagesize import references, simulation
+from ptat_studies.pagesize.accesses import Accesses, Batch, Kind
+from ptat_studies.pagesize.references import CACHE_WAYS, References
 
 SIZES = [512, 4096, 65536]
 
@@ -59,7 +59,7 @@ def test_misses_and_faults(rows, percent, entries):
         assert found.counts == {kind: sum(row[2] == kind for row in rows) for kind in Kind}
         footprint = len(set(touched(rows, 4096))) * 4096
         assert found.footprint_bytes == footprint
-        measured = page_sizes.measure(found, SIZES, [percent, 1000], entries)
+        measured = simulation.measure(found, SIZES, [percent, 1000], entries)
     for one in measured:
         pages = touched(rows, one.page_bytes)
         assert one.pages == len(set(pages))
@@ -86,7 +86,7 @@ def test_many_units_and_windows():
     with References(trace_of(rows), 512) as found:
         assert found.units.size == np.unique(rows[:, 0] // 512).size
         assert sorted(found.units) == np.unique(rows[:, 0] // 512).tolist()
-        (one,) = page_sizes.measure(found, [512], [100], 64)
+        (one,) = simulation.measure(found, [512], [100], 64)
     assert one.references.sum() == 50_000
     assert np.ptp(one.references) <= 1
     assert one.tlb_misses.sum() == brute_lru(touched(rows.tolist(), 512), 64)
@@ -97,7 +97,7 @@ def test_workers_change_nothing():
     rows = np.stack([rng.integers(0, 1 << 20, 9000), np.full(9000, 8), np.full(9000, 1)], 1)
     with References(trace_of(rows), 512) as found:
         alone, several = (
-            page_sizes.measure(found, SIZES, [20, 50], 16, workers=workers) for workers in (1, 3)
+            simulation.measure(found, SIZES, [20, 50], 16, workers=workers) for workers in (1, 3)
         )
     for one, other in zip(alone, several, strict=True):
         assert one.page_bytes == other.page_bytes
@@ -140,7 +140,7 @@ def test_memory_that_holds_no_page():
         References(trace_of([(0, 8, 1)], pieces=1), 512) as found,
         pytest.raises(PtatError, match=r"holds no page of 65536 bytes"),
     ):
-        page_sizes.measure(found, [65536], [100], 64)
+        simulation.measure(found, [65536], [100], 64)
 
 
 def test_a_full_disk(monkeypatch):

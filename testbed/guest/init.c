@@ -16,6 +16,7 @@
  *	self     what the command writes to /sys/kernel/mm/ptat/self
  *	levels   what is written to /sys/kernel/mm/ptat/levels
  *	readback what is written to /sys/kernel/mm/ptat/readback; else the kernel's choice stays
+ *	marker-access what is written to /sys/kernel/mm/ptat/marker_access; else markers are stores
  *	event    a tracepoint of the system ptat to enable
  *	buffer   ring buffer of each CPU in KiB
  *	traps    if it is there: TLB misses trap; write their records to kernel/trapN.raw
@@ -68,23 +69,20 @@
 #include <unistd.h>
 
 #include "maps.h"
+#include "ptat_recording.h" /* generated; the host's recordings of its own machine follow it, too */
 #include "traps.h"
 
-#define TRACING		"/sys/kernel/tracing"
-#define PTAT		"/sys/kernel/mm/ptat"
-#define CLOCK_MARKER_MS 100
-#define LOG_MOUNT	"/run/ptat-kernel"
-#define PAGE_BYTES	4096
-#define LOG_PAGES	120 /* one 9p request */
-#define LOG_FLUSH_MS	250 /* what a crash may cost of the log */
-#define ALIVE_MS	2000
+#define LOG_MOUNT "/run/ptat-kernel"
+#define LOG_PAGES 120 /* one 9p request */
+#define ALIVE_MS  2000
 
 /* Long NOPs that the plugin knows and real machines ignore. */
 #define CAPTURE(code) asm volatile(".byte 0x0f,0x1f,0x80," #code ",0x00,0x54,0x50" ::: "memory")
 
 struct config {
 	char **argv, **envp, **rlimits, **events;
-	const char *cwd, *self, *levels, *readback, *buffer, *traps, *maps, *hostname;
+	const char *cwd, *self, *levels, *readback, *marker_access, *buffer, *traps, *maps,
+		*hostname;
 };
 
 struct relay {
@@ -217,7 +215,7 @@ static void must_put(const char *path, const char *text)
 /* The whole of a small file of the kernel; such files have no size. */
 static char *slurp(const char *path, size_t *size)
 {
-	size_t room = PAGE_BYTES;
+	size_t room = PTAT_PAGE_BYTES;
 	char *data = must(malloc(room));
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	ssize_t n;
@@ -330,6 +328,8 @@ static void parse_config(struct config *config, char *data)
 			config->levels = value;
 		else if (IS("readback"))
 			config->readback = value;
+		else if (IS("marker-access"))
+			config->marker_access = value;
 		else if (IS("buffer"))
 			config->buffer = value;
 		else if (IS("traps"))
@@ -397,7 +397,7 @@ static void mount_root(void)
 	mount_at("proc", "proc", "/proc", 0, NULL);
 	mount_at("sysfs", "sysfs", "/sys", 0, NULL);
 	mount_at("debugfs", "debugfs", "/sys/kernel/debug", 0, NULL);
-	mount_at("tracefs", "tracefs", TRACING, 0, NULL);
+	mount_at("tracefs", "tracefs", PTAT_TRACING, 0, NULL);
 	mount_at("devtmpfs", "devtmpfs", "/dev", 0, NULL);
 	mount_at("devpts", "devpts", "/dev/pts", 0, "ptmxmode=666");
 	mount_at("tmpfs", "tmpfs", "/dev/shm", 0, "mode=1777");
@@ -449,20 +449,27 @@ static void copy_to_log(const char *from, const char *name)
 
 static void setup_tracing(const struct config *config)
 {
+	static const struct {
+		const char *file, *text;
+	} settings[] = PTAT_TRACE_SETTINGS;
+	static const char *const formats[] = PTAT_PAGE_FORMATS;
 	char path[300], name[200];
 
-	must_put(TRACING "/trace_clock", "x86-tsc");
-	must_put(TRACING "/buffer_size_kb", config->buffer);
-	must_put(TRACING "/buffer_percent", "10");
-	/* A full buffer drops new events and counts them; the rest stays whole. */
-	must_put(TRACING "/options/overwrite", "0");
-	copy_to_log(TRACING "/events/header_page", "formats/header_page");
-	copy_to_log(TRACING "/events/header_event", "formats/header_event");
+	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+		snprintf(path, sizeof(path), PTAT_TRACING "/%s", settings[i].file);
+		must_put(path, settings[i].text);
+	}
+	must_put(PTAT_TRACING "/" PTAT_BUFFER_SIZE, config->buffer);
+	for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
+		snprintf(path, sizeof(path), PTAT_TRACING "/events/%s", formats[i]);
+		snprintf(name, sizeof(name), "formats/%s", formats[i]);
+		copy_to_log(path, name);
+	}
 	for (char **event = config->events; event && *event; event++) {
-		snprintf(path, sizeof(path), TRACING "/events/ptat/%s/format", *event);
+		snprintf(path, sizeof(path), PTAT_TRACING "/" PTAT_EVENTS "/%s/format", *event);
 		snprintf(name, sizeof(name), "formats/%s", *event);
 		copy_to_log(path, name);
-		snprintf(path, sizeof(path), TRACING "/events/ptat/%s/enable", *event);
+		snprintf(path, sizeof(path), PTAT_TRACING "/" PTAT_EVENTS "/%s/enable", *event);
 		must_put(path, "1");
 	}
 }
@@ -475,16 +482,16 @@ static bool drain(struct logger *logger, char *pages)
 	while (more) {
 		size_t size = 0;
 
-		while (size < LOG_PAGES * PAGE_BYTES) {
-			ssize_t n = read(logger->raw, pages + size, PAGE_BYTES);
+		while (size < LOG_PAGES * PTAT_PAGE_BYTES) {
+			ssize_t n = read(logger->raw, pages + size, PTAT_PAGE_BYTES);
 
 			if (n <= 0) {
 				more = false;
 				break;
 			}
 			/* A page is written whole; what follows n is unused. */
-			memset(pages + size + n, 0, PAGE_BYTES - n);
-			size += PAGE_BYTES;
+			memset(pages + size + n, 0, PTAT_PAGE_BYTES - n);
+			size += PTAT_PAGE_BYTES;
 		}
 		if (!write_all(logger->file, pages, size))
 			return false;
@@ -499,11 +506,11 @@ static void *run_logger(void *argument)
 		{ .fd = logger->raw, .events = POLLIN },
 		{ .fd = log_end, .events = POLLIN },
 	};
-	char *pages = must(aligned_alloc(PAGE_BYTES, LOG_PAGES * PAGE_BYTES));
+	char *pages = must(aligned_alloc(PTAT_PAGE_BYTES, LOG_PAGES * PTAT_PAGE_BYTES));
 	bool end;
 
 	do {
-		poll(fds, 2, LOG_FLUSH_MS);
+		poll(fds, 2, PTAT_LOG_FLUSH_MS);
 		end = fds[1].revents;
 		if (!drain(logger, pages)) {
 			tell("log-failed kernel/cpu%d.raw: %s", logger->cpu, strerror(errno));
@@ -524,7 +531,7 @@ static struct logger *start_loggers(int cpus)
 		struct logger *logger = &loggers[cpu];
 
 		logger->cpu = cpu;
-		snprintf(path, sizeof(path), TRACING "/per_cpu/cpu%d/trace_pipe_raw", cpu);
+		snprintf(path, sizeof(path), PTAT_TRACING "/per_cpu/cpu%d/trace_pipe_raw", cpu);
 		logger->raw = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 		if (logger->raw < 0)
 			fail_errno("open %s", path);
@@ -547,7 +554,7 @@ static void end_loggers(struct logger *loggers, int cpus)
 		pthread_join(loggers[cpu].thread, NULL);
 		if (close(loggers[cpu].file))
 			tell("log-failed kernel/cpu%d.raw: %s", cpu, strerror(errno));
-		snprintf(from, sizeof(from), TRACING "/per_cpu/cpu%d/stats", cpu);
+		snprintf(from, sizeof(from), PTAT_TRACING "/per_cpu/cpu%d/stats", cpu);
 		snprintf(to, sizeof(to), "cpu%d.stats", cpu);
 		copy_to_log(from, to);
 	}
@@ -697,8 +704,8 @@ static void exec_command(const struct config *config, const int streams[3], int 
 	environ = config->envp;
 	if (chdir(config->cwd))
 		cant_run(report, config->cwd);
-	if (!put(PTAT "/self", config->self))
-		cant_run(report, PTAT "/self");
+	if (!put(PTAT_CONTROL "/self", config->self))
+		cant_run(report, PTAT_CONTROL "/self");
 	execvp(config->argv[0], config->argv);
 	cant_run(report, config->argv[0]);
 }
@@ -749,9 +756,8 @@ static void attend(pid_t child, int children)
 	pid_t pid;
 
 	for (;;) {
-		/* A program that changes no page table leaves no markers: the clocks need some. */
-		if (!poll(fds, 3, CLOCK_MARKER_MS))
-			must_put(PTAT "/marker", "0");
+		if (!poll(fds, 3, PTAT_MARKER_MS))
+			must_put(PTAT_CONTROL "/marker", PTAT_MARKER_CLOCK);
 		if (fds[0].revents & POLLIN && read_line(line, sizeof(line)) &&
 		    sscanf(line, "signal %d", &number) == 1)
 			kill(-child, number);
@@ -831,10 +837,10 @@ static unsigned long long ptat_number(const char *path)
 	return number;
 }
 
-/* Tables are given back after a grace period. */
 static void wait_tables_free(void)
 {
-	for (int tries = 0; tries < 100 && ptat_number(PTAT "/stat/used"); tries++)
+	for (int ms = 0; ms < PTAT_TABLES_FREE_MS && ptat_number(PTAT_CONTROL "/stat/used");
+	     ms += 10)
 		usleep(10000);
 }
 
@@ -905,14 +911,16 @@ int main(void)
 	mount_root();
 	loopback_up();
 	sethostname(config.hostname, strlen(config.hostname));
-	if (access(PTAT "/self", F_OK))
-		fail("the guest's kernel has no " PTAT
+	if (access(PTAT_CONTROL "/self", F_OK))
+		fail("the guest's kernel has no " PTAT_CONTROL
 		     ": it lacks the ptat patch, or refused its region");
-	must_put(PTAT "/levels", config.levels);
+	must_put(PTAT_CONTROL "/levels", config.levels);
 	if (config.traps)
 		traps = start_traps();
 	if (config.readback)
-		must_put(PTAT "/readback", config.readback);
+		must_put(PTAT_CONTROL "/readback", config.readback);
+	if (config.marker_access)
+		must_put(PTAT_CONTROL "/marker_access", config.marker_access);
 	setup_tracing(&config);
 
 	signal(SIGPIPE, SIG_IGN);
@@ -929,8 +937,8 @@ int main(void)
 	uname(&name);
 	tell("release %s", name.release);
 	tell("cpus %d", cpus);
-	tell_directory("region", PTAT "/region");
-	tell_file("readback", PTAT "/readback");
+	tell_directory("region", PTAT_CONTROL "/region");
+	tell_file("readback", PTAT_CONTROL "/readback");
 	tell_tsc_hz(false);
 	loggers = start_loggers(cpus);
 	if (config.maps)
@@ -942,11 +950,11 @@ int main(void)
 	tell("start");
 	wait_go();
 	CAPTURE(0x01);
-	must_put(PTAT "/marker", "1");
+	must_put(PTAT_CONTROL "/marker", PTAT_MARKER_START);
 	child = start_command(&config, (int[3]){ pipes[0][0], pipes[1][1], pipes[2][1] });
 	if (child)
 		attend(child, children);
-	must_put(PTAT "/marker", "2");
+	must_put(PTAT_CONTROL "/marker", PTAT_MARKER_STOP);
 	CAPTURE(0x02);
 	tell("stop");
 	wait_go();
@@ -962,10 +970,10 @@ int main(void)
 	tell("stderr %llu", (unsigned long long)err.bytes);
 	tell_tsc_hz(true);
 	wait_tables_free();
-	tell_directory("stat", PTAT "/stat");
+	tell_directory("stat", PTAT_CONTROL "/stat");
 	/* Where the kernel has given up the region, there is nothing to compare. */
-	if (!ptat_number(PTAT "/stat/detached"))
-		tell_file("check", "/sys/kernel/debug/ptat/check");
+	if (!ptat_number(PTAT_CONTROL "/stat/detached"))
+		tell_file("check", PTAT_CHECK_FILE);
 	if (traps)
 		traps_end(traps);
 	tell("done");

@@ -14,8 +14,8 @@ from ptat_parser.formats import truth
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel.log import read_kernel_log
 from ptat_parser.kernel.tracepoints import MM_ATTACH
-from ptat_studies import accesses
-from ptat_studies.accesses import Kind
+from ptat_studies.pagesize import accesses
+from ptat_studies.pagesize.accesses import Kind
 from ptat_testbed.boards import testbed
 
 PAGE = 4096

@@ -58,6 +58,8 @@ class RecordRequest:
     """Also the processes that the command forks."""
     levels: Levels = "pte+pmd"
     readback: bool = False
+    markers: Literal["store", "load"] | None = None
+    """How events are marked in the region; None: as the board's bus needs it."""
     granularity_bytes: int | None = None
     """How much of an address the bus shows (8, 32 or 64); None: the board's own."""
     entries: bool = False

@@ -73,7 +73,8 @@ def tidy(path: Path, channel: int = 0, sent_blocks: int | None = None) -> Stream
     return report
 
 
-def _header(channel: int, seq: int) -> int:
+def block_header(channel: int, seq: int) -> int:
+    """The first word of a block."""
     return (
         wire.MAGIC << wire.HEADER_MAGIC_SHIFT
         | wire.VERSION << wire.HEADER_VERSION_SHIFT
@@ -89,13 +90,13 @@ def _is_tidy(path: Path, size_bytes: int, channel: int) -> bool:
     words = np.memmap(path, "<u8", "r")
     headers = words[:: wire.BLOCK_WORDS]
     seq = np.arange(len(headers), dtype=np.uint64) & np.uint64(_SEQ_MASK)
-    return bool((headers == seq + np.uint64(_header(channel, 0))).all())
+    return bool((headers == seq + np.uint64(block_header(channel, 0))).all())
 
 
 def _compact(path: Path, channel: int, report: StreamReport) -> int:
     """Move the good blocks together; return the sequence number of the first."""
     # The upper half of a header is the same in each block of a channel.
-    pattern = (_header(channel, 0) >> 32).to_bytes(4, "little")
+    pattern = (block_header(channel, 0) >> 32).to_bytes(4, "little")
     expected: int | None = None
     first = 0
     end = 0

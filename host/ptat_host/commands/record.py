@@ -75,6 +75,12 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         " in a BAR)",
     )
     parser.add_argument(
+        "--markers",
+        choices=("store", "load"),
+        help="how the kernel marks its events on the bus; behind a memory controller stores come"
+        " late (default: as the board's bus needs it)",
+    )
+    parser.add_argument(
         "--granularity",
         type=int,
         choices=(8, 32, 64),
@@ -200,6 +206,7 @@ def record_request(
         children=arguments.children,
         levels=arguments.levels,
         readback=arguments.readback,
+        markers=arguments.markers,
         granularity_bytes=arguments.granularity,
         entries=arguments.entries,
         faults=arguments.faults,

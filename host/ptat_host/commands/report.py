@@ -81,7 +81,7 @@ def add(commands: Commands[Parser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from ptat_host import console
-    from ptat_host.reports import html, session_report
+    from ptat_host.reports import session_report
     from ptat_parser import Trace
 
     if arguments.kernel:
@@ -96,6 +96,8 @@ def _run(arguments: argparse.Namespace) -> int:
         _write_folded(Trace(results), arguments.folded)
     content = session_report.summarise(results, arguments.top, objects=not arguments.html)
     if arguments.html:
+        from ptat_host.reports import html
+
         html.write(results, arguments.html)
         print(f"ptat: wrote {arguments.html}", file=sys.stderr)
     elif arguments.json:

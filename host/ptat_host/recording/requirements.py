@@ -14,13 +14,12 @@ from rich.text import Text
 
 from ptat_host import boards
 from ptat_host.boards.base import BoardError, Check
+from ptat_host.boards.live.kernel_files import CONTROL
 from ptat_host.recording.session_recording import FREE_BYTES_MIN
 from ptat_host.sizes import format_size
 
-KERNEL_CONTROL = Path("/sys/kernel/mm/ptat")
 
-
-def host_checks(directory: Path, control: Path = KERNEL_CONTROL) -> list[Check]:
+def host_checks(directory: Path, control: Path = CONTROL) -> list[Check]:
     """What any board needs of this machine; sessions would go into `directory`."""
     return [_system(), _room(directory), _running_kernel(control)]
 

@@ -32,65 +32,35 @@ END_OF_TIME = 4 * COUNTER_TICKS
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
 WORD_HEADER = wire.WORD_HEADER
-
 WORD_TIME = wire.WORD_TIME
-
 WORD_FIRST_RECORD = wire.WORD_FIRST_RECORD
-
 WORD_CHECK = wire.WORD_CHECK
-
 BLOCK_RECORDS_MAX = wire.BLOCK_RECORDS_MAX
-
 ONE = np.uint64(1)
-
 TAG_SHIFT = np.uint64(wire.TAG_SHIFT)
-
 TAG_CHECK = np.uint64(wire.Tag.CHECK)
-
 TAG_ACCESS = np.uint64(wire.Tag.ACCESS)
-
 TAG_TIME = np.uint64(wire.Tag.TIME)
-
 TAG_LOST = np.uint64(wire.Tag.LOST)
-
 TAG_MARK = np.uint64(wire.Tag.MARK)
-
 CHECK_COUNT_SHIFT = np.uint64(wire.CHECK_COUNT_SHIFT)
-
 COUNT_MASK = np.uint64((1 << wire.CHECK_COUNT_BITS) - 1)
-
 ACCESS_WRITE_SHIFT = np.uint64(wire.ACCESS_WRITE_SHIFT)
-
 ACCESS_DELTA_SHIFT = np.uint64(wire.ACCESS_DELTA_SHIFT)
-
 ACCESS_DELTA_MASK = np.uint64((1 << wire.ACCESS_DELTA_BITS) - 1)
-
 ACCESS_ADDRESS_MASK = np.uint64((1 << wire.ACCESS_ADDRESS_BITS) - 1)
-
 ADDRESS_UNIT_SHIFT = np.uint64(wire.ADDRESS_UNIT_SHIFT)
-
 TIME_MASK = np.uint64(COUNTER_TICKS - 1)
-
 AHEAD_MAX = np.uint64(COUNTER_TICKS // 2)
-
 EVENT_DELTA_SHIFT = np.uint64(wire.EVENT_DELTA_SHIFT)
-
 EVENT_DELTA_MASK = np.uint64((1 << wire.EVENT_DELTA_BITS) - 1)
-
 EVENT_VALUE_MASK = np.uint64((1 << wire.EVENT_DELTA_SHIFT) - 1)
-
 HEADER_KIND_SHIFT = np.uint64(wire.HEADER_CHANNEL_SHIFT)
-
 HEADER_SEQ_MASK = np.uint64((1 << wire.HEADER_SEQ_BITS) - 1)
-
 CHECK_CRC_MASK = np.uint64((1 << wire.CHECK_CRC_BITS) - 1)
-
 CHECK_ZERO_MASK = np.uint64(0xFFFF << wire.CHECK_CRC_BITS)
-
 ACCESS_TAG_BITS = TAG_ACCESS << TAG_SHIFT
-
 TAG_MASK = ~((ONE << TAG_SHIFT) - ONE)
-
 WRITE_BIT = ONE << ACCESS_WRITE_SHIFT
 
 

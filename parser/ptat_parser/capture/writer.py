@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -40,12 +39,7 @@ class BlockWriter:
     def __enter__(self) -> BlockWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.flush()
 
     def access(self, time_ticks: int, address: int, write: bool = False) -> None:

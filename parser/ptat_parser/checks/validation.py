@@ -76,6 +76,9 @@ class Validation:
     CPUs at once, one of which faulted: of the bus alone, whose was which cannot be told.
     `outside_region`: misses of traced processes whose leaf entry lay outside the region;
     `not_demanded`: those of them that the trace need not have.
+    Behind a memory controller, `bound` is what the parser says of the true number of misses, and
+    decides: `inferred` misses are of no read, and `inferred_wrong` those of them in a line of
+    entries that no walk of the process missed in.
     `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
     `compared` the same for each of them, one row for all its pages and one for each page size.
@@ -103,6 +106,9 @@ class Validation:
     races: int = 0
     explained: int | None = None
     kernel_reads: int | None = None
+    inferred: int | None = None
+    inferred_wrong: int | None = None
+    bound: tuple[int, int] | None = None
     granularity_bytes: int = 8
     compared: list[Compared] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -135,8 +141,14 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     one_in = results.summary.get("sampled_one_in", 1)
     if one_in > 1:
         found.notes.append(f"1 in {one_in} accesses sampled: the trace cannot be complete")
+    right = found.exact is not False
+    if found.bound is not None:
+        # What the controller hides cannot be exact, walk by walk.
+        low, high = found.bound
+        inside = found.truth_misses is not None and low <= found.truth_misses <= high
+        right = inside and not found.wrong_page and not found.unexplained
     found.ok = (
-        found.exact is not False
+        right
         and one_in == 1
         and not found.lost
         and not found.unexplained
@@ -167,6 +179,40 @@ class _Swaps:
                     break
             else:
                 self._alone[as_miss, *page].append((cpu, at_ns))
+
+
+class _Inferred:
+    """Misses that no walk has the time of, and the lines of entries that walks missed in."""
+
+    def __init__(self) -> None:
+        self._misses: Counter[tuple[int, int, int]] = Counter()
+        self._walked: set[tuple[int, int, int]] = set()
+
+    @staticmethod
+    def _lines(owner: I64, va: U64, size: U64) -> Iterator[tuple[tuple[int, int, int], int]]:
+        """Process, number of the line, and page size, with how many are alike."""
+        line = va // (size * np.uint64(_LINE_ENTRIES))
+        rows = np.stack([owner.view(np.uint64), line, size], axis=1)
+        values, counts = np.unique(rows, axis=0, return_counts=True)
+        keys = [(mine, number, of_size) for mine, number, of_size in values.tolist()]
+        yield from zip(keys, counts.tolist(), strict=True)
+
+    def add_misses(self, owner: I64, va: U64, size: U64) -> None:
+        """Misses of the trace."""
+        for key, count in self._lines(owner, va, size):
+            self._misses[key] += count
+
+    def add_walks(self, owner: I64, va: U64, size: U64) -> None:
+        """Walks of the truth."""
+        self._walked.update(key for key, _ in self._lines(owner, va, size))
+
+    @property
+    def wrong(self) -> int:
+        """How many misses are in a line that no walk of the process missed in."""
+        return sum(count for key, count in self._misses.items() if key not in self._walked)
+
+
+_LINE_ENTRIES = 8
 
 
 def _check_walks(results: Results, found: Validation) -> None:
@@ -360,6 +406,10 @@ def _compare_with_truth(
     if not any_walks:
         found.extra = found.trace_misses
     found.swapped = comparison.swaps.pairs
+    if behind := results.summary.get("controller"):
+        found.inferred = behind["inferred"]
+        found.inferred_wrong = comparison.inferred.wrong
+        found.bound = behind["misses"]["low"], behind["misses"]["high"]
     found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
 
 
@@ -380,6 +430,8 @@ class _Comparison:
         self._misses, self._faults = _Trace(results.misses()), _Trace(_faults(results))
         self._in_doubt = summary["faults"]["in_doubt"]
         self.swaps = _Swaps()
+        self.inferred = _Inferred()
+        self._has_inferred = "controller" in summary
         found.truth_misses = found.truth_faulted = 0
 
     def add(self, block: npt.NDArray[Any], time_ns: I64, last_ns: int | None) -> None:
@@ -400,6 +452,11 @@ class _Comparison:
         found.wrong_page += int(np.count_nonzero(wrong))
         found.extra += int(np.count_nonzero(extra))
         found.missing += int(np.count_nonzero(missing))
+        if self._has_inferred:
+            at = page[~known]
+            self.inferred.add_misses(self._page_mm[at], self._page_va[at], self._page_size[at])
+            shift = block["shift"][demanded].astype(np.uint64)
+            self.inferred.add_walks(owner[demanded], block["va"][demanded], np.uint64(1) << shift)
         fault_walk = self._labels(block, owner, time_ns, demanded, walk, last_ns)
         for kind, rows in (("wrong_page", wrong), ("extra", extra)):
             for i in np.flatnonzero(rows)[: EXAMPLES_MAX - len(found.examples)].tolist():

@@ -3,7 +3,7 @@
 
 64-bit little-endian words in one gzip stream; docs/formats.md explains them. This is the one
 definition: the testbed's plugin gets it from ``python3 -m ptat_parser.formats.access_log
---c-header``. `ptat_studies.accesses` reads it.
+--c-header``. `ptat_studies.pagesize.accesses` reads it.
 
 Standard library only: builds of C parts run this file with the system's Python.
 """

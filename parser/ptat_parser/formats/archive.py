@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -92,14 +91,9 @@ class ArchiveWriter:
     def __enter__(self) -> ArchiveWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._file:
-            if error is None:
+            if kind is None:
                 self._finish()
 
     def write(self, data: bytes | memoryview) -> None:

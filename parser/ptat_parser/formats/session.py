@@ -66,6 +66,27 @@ class Channel(msgspec.Struct, frozen=True):
         return self.index if self.stream_channel is None else self.stream_channel
 
 
+class Contract(msgspec.Struct, frozen=True):
+    """What the bus may do with the accesses of the CPUs.
+
+    With `order` "program" each is on the bus once, in order. "controller": a memory controller
+    queues stores; see `ptat_parser.order.program_order`.
+    """
+
+    order: str = "program"
+    ecc: bool = False
+    """A store is preceded by a read of its line."""
+    forwarding: bool = False
+    """Reads of lines in the write queue are answered there."""
+    scrub: bool = False
+    """Patrol scrub reads all lines."""
+
+    @property
+    def is_program_order(self) -> bool:
+        """Whether the capture is what the CPUs did."""
+        return self.order == "program"
+
+
 class Board(msgspec.Struct, frozen=True):
     """The capture device."""
 
@@ -78,6 +99,7 @@ class Board(msgspec.Struct, frozen=True):
     marker_delay_ns: Positive = MARKER_DELAY_NS
     """The largest median delay of an event after its marker's stamp; only a simulation, which takes
     long to hand a store over, states its own."""
+    contract: Contract = Contract()
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -90,6 +112,8 @@ class Region(msgspec.Struct, frozen=True):
     levels: str
     readback: bool = False
     """Does the kernel read a word among the markers before it flushes TLBs?"""
+    markers: str = "store"
+    """How events are marked: by a "store" to their slot, or a "load" of it."""
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -305,6 +329,18 @@ class Session:
                 board.marker_delay_ns > MARKER_DELAY_NS_MAX,
                 f"board.marker_delay_ns is {board.marker_delay_ns}, more than"
                 f" {MARKER_DELAY_NS_MAX}",
+            ),
+            (
+                board.contract.order not in ("program", "controller"),
+                f"board.contract.order is {board.contract.order!r}, not 'program' or 'controller'",
+            ),
+            (
+                region.markers not in ("store", "load"),
+                f"region.markers is {region.markers!r}, not 'store' or 'load'",
+            ),
+            (
+                region.markers == "load" and region.readback and board.granularity_bytes > 8,
+                "the word that is read back and a marker that is loaded share one bus address",
             ),
             (
                 region.levels not in ("pte", "pte+pmd"),

@@ -44,13 +44,9 @@ BATCH_BYTES = 1 << 20
 """Pages of so many are scanned at a time."""
 
 _PAGE_BYTES_MAX = 1 << 20
-
 _TEXT_BYTES_MAX = 1 << 20
-
 _MISSED_EVENTS = 1 << 31
-
 _MISSED_STORED = 1 << 30
-
 _SIZE_MASK = (1 << 20) - 1
 
 

@@ -21,7 +21,6 @@ TABLE_EVENTS = (
 """Those with a sequence number and a marker on the bus: a trace needs them all."""
 
 FAULT_EVENTS = ("ptat_fault",)
-
 ENTRY_EVENTS = ("ptat_pte_set", "ptat_pte_clear")
 """Optional ones, which have neither."""
 
@@ -42,7 +41,6 @@ TABLE_KINDS = TABLE_EVENTS
 ) = range(len(TABLE_KINDS))
 
 COOKIE_START = 1
-
 COOKIE_STOP = 2
 
 
@@ -90,11 +88,8 @@ TIMED_KINDS = FAULT_EVENTS + ENTRY_EVENTS
 FAULT, ENTRY_SET, ENTRY_CLEAR = range(len(TIMED_KINDS))
 
 NOT_TIMED = 255
-
 TIMED_FIELDS = ("mm", "va", "slot_pa", "entry")
-
 _ENTRY_FIELDS = ("mm", "slot_pa", "va", "entry")
-
 NEEDED_FIELDS = {
     "ptat_mm_attach": ("seq", "mm", "pgd", "tgid", "why", "comm"),
     "ptat_mm_exit": ("seq", "mm"),
@@ -112,8 +107,6 @@ NEEDED_FIELDS = {
 """Fields that each event must have; others may come and go."""
 
 END_OF_CYCLES = (1 << 64) - 1
-
 LEVELS = (1, 2)
-
 TGID_MAX = 1 << 22
 """Linux's PID_MAX_LIMIT."""

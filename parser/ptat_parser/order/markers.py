@@ -113,3 +113,14 @@ def place(
         int(np.count_nonzero(position == BY_TIME)),
         without_event,
     )
+
+
+def before_next(tables: npt.NDArray[Any], placed: Placement) -> tuple[U64, U64]:
+    """Bus times of markers, and kernel times of the events before them on the same CPU.
+
+    An event is logged before its CPU marks the next one: of these pairs, bus time is the later.
+    """
+    rows = np.flatnonzero(placed.marker_ticks)
+    rows = rows[np.lexsort((tables["seq"][rows], tables["cpu"][rows]))]
+    same = tables["cpu"][rows[1:]] == tables["cpu"][rows[:-1]]
+    return placed.marker_ticks[rows[1:][same]], tables["time"][rows[:-1][same]]

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ptat_parser import wire
-from ptat_parser.capture.merge import open_bus
+from ptat_parser.capture.merge import Reader, open_bus
+from ptat_parser.capture.reader import BusReader
 from ptat_parser.compiled import first_use
 from ptat_parser.errors import BadInput, PtatError
 from ptat_parser.formats import storage
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel import log as kernel_log
 from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS
-from ptat_parser.order import clock, markers
+from ptat_parser.order import clock, markers, program_order
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.entry_pairs import EntryPairs
 from ptat_parser.order.first_pass import Progress, no_progress, survey
@@ -38,6 +39,7 @@ from ptat_parser.results.reader import Results
 from ptat_parser.results.summary import FORMAT, VERSION, summary_of
 from ptat_parser.results.writer import MakeSegmentFiles
 
+ORDERED_FILE = "program-order.raw"
 WAITING = "waiting for who parses it already"
 
 
@@ -114,7 +116,13 @@ def _parse_into(
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     log = kernel_log.read_kernel_log(session.kernel_path)
-    entry_stores = EntryPairs(session, log)
+    # Stores that were put at their events' times tell nothing of the clocks.
+    entry_stores = None
+    behind = None
+    if program_order.is_needed(session):
+        reader, behind = _ordered(directory, session, reader, log)
+    else:
+        entry_stores = EntryPairs(session, log)
     found = survey(reader, session.region, progress, entry_stores)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
         if session.complete and not there:
@@ -129,7 +137,10 @@ def _parse_into(
     pairs = clock.Pairs(
         found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
     )
-    fitted = _fit(session, pairs, entry_stores.pairs(_fit(session, pairs)))
+    if entry_stores:
+        fitted = _fit(session, pairs, entry_stores.pairs(_fit(session, pairs)))
+    else:
+        fitted = _fit(session, pairs, clock.Pairs(*markers.before_next(log.tables, placement)))
     lost_from = gaps.first_lost_event(log, found.stores, placement)
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)
@@ -158,8 +169,22 @@ def _parse_into(
     pages = pages_of(done, fitted, session.board.granularity_bytes // 8)
     write_pages(pages, [mm.comm for mm in done.rpt.mms], directory / "pages.parquet")
     summary = summary_of(session, found, log, placement, fitted, done, pages, faults)
+    if behind:
+        (directory / ORDERED_FILE).unlink()
+    if behind and not session.board.contract.is_program_order:
+        summary["controller"] = behind.summary(summary["totals"]["misses"])
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
+
+
+def _ordered(
+    directory: Path, session: Session, reader: Reader, log: kernel_log.KernelLog
+) -> tuple[Reader, program_order.Found]:
+    """The capture as the CPUs made it."""
+    path = directory / ORDERED_FILE
+    with path.open("wb") as file:
+        found = program_order.in_program_order(session, reader, log, file)
+    return BusReader(path), found
 
 
 def _make_nothing(_: Segment) -> None:

@@ -21,13 +21,9 @@ if TYPE_CHECKING:  # parsing does without, and starts the sooner
     import pyarrow as pa
 
 _NO_ROW = np.iinfo(np.uint32).max
-
 _BLOCK_BITS = np.uint32(9)
-
 _IN_BLOCK = np.uint32((1 << 9) - 1)
-
 KIND_FAULT = replay_state.FAULT
-
 KIND_PMD_READ = replay_state.PMD_READ
 
 

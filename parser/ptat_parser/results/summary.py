@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ from ptat_parser.replay import page_counts
 from ptat_parser.replay.page_tables import ENTRIES, ENTRY_SHIFT
 from ptat_parser.replay.segments import Replay
 from ptat_parser.results import gaps
-
-if TYPE_CHECKING:  # parsing does without, and starts the sooner
-    pass
 from ptat_parser.results.pages import Pages
 
 I64 = npt.NDArray[np.int64]

@@ -6,8 +6,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -133,14 +132,9 @@ class _Output:
             self._files.append(self._open.enter_context(Writer(stored, columns)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:  # noqa: ANN401 (as of an ExitStack)
         assert self._open
-        self._open.__exit__(kind, error, traceback)
+        self._open.__exit__(*error)
 
     def make_room(self, used: int, settled: int, wanted: int) -> Records:
         """Write the first `settled` rows and move the others, up to `used`, to the front."""

@@ -22,6 +22,7 @@ from ptat_host.commands.common import (
     positive_int,
 )
 from ptat_host.sizes import parse_size
+from ptat_studies.commands.common import add_plots, need_plots
 
 if TYPE_CHECKING:
     from ptat_studies.fs.place import Place
@@ -53,12 +54,7 @@ def add(commands: Commands[Parser]) -> None:
         "--seed", metavar="N", type=positive_int, default=1, help="of the cells' order (default: 1)"
     )
     add_place(parser)
-    parser.add_argument(
-        "--plots",
-        metavar="DIR",
-        type=Path,
-        help="write figures there, as SVG, in place of older ones (default: none)",
-    )
+    add_plots(parser)
     parser.add_argument(
         "--trace",
         metavar="SESSION",
@@ -200,12 +196,11 @@ def planned_sweep(
 
 def _run(arguments: argparse.Namespace) -> int:
     from ptat_host import console, progress
-    from ptat_studies import pagesize
     from ptat_studies.fs import report
     from ptat_studies.fs.sweep import Runner, Sweep
 
     if arguments.plots:
-        pagesize.need_plots()
+        need_plots()
     known, plan, opened = planned_sweep(arguments, arguments.repeats, arguments.trace)
     done = Sweep.open(arguments.output, plan)
     if done.left:

@@ -17,6 +17,7 @@ from ptat_host.commands.common import (
     positive_int,
 )
 from ptat_host.sizes import parse_size
+from ptat_studies.commands.common import add_plots, need_plots
 
 TRACE_FORMATS = {
     "session": "the misses of a session",
@@ -93,12 +94,7 @@ def add(commands: Commands[Parser]) -> None:
         default=1,
         help="threads to simulate in; the results are the same (default: 1)",
     )
-    parser.add_argument(
-        "--plots",
-        metavar="DIR",
-        type=Path,
-        help="write figures there, as SVG, in place of older ones (default: none)",
-    )
+    add_plots(parser)
     parser.add_argument(
         "--html",
         metavar="FILE",
@@ -136,9 +132,10 @@ def _percents(text: str) -> tuple[int, ...]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from ptat_host import console, progress
-    from ptat_studies import pagesize
+    from ptat_studies.pagesize import study, tables
+    from ptat_studies.pagesize.workload import Settings
 
-    settings = pagesize.Settings(
+    settings = Settings(
         storage=arguments.storage,
         percents=arguments.memory,
         tlb_entries=arguments.tlb_entries,
@@ -146,24 +143,23 @@ def _run(arguments: argparse.Namespace) -> int:
         strict=arguments.strict,
         workers=arguments.workers,
     )
-    settings, scenarios = pagesize.with_machines(settings, arguments.machines)
+    settings, scenarios = study.with_machines(settings, arguments.machines)
     if arguments.plots or arguments.html:
-        pagesize.need_plots()
+        need_plots()
     with progress.bar() as show:
         named = arguments.traces or [str(newest_session())]
-        traces = pagesize.open_traces(named, arguments.format, show)
-        sizes = arguments.pages or pagesize.sizes_for(traces)
-        found = pagesize.study(traces, replace(settings, page_sizes=sizes), scenarios, show)
-    if arguments.plots:
-        from ptat_studies import pagesize_plots
+        traces = study.open_traces(named, arguments.format, show)
+        sizes = arguments.pages or study.sizes_for(traces)
+        found = study.study(traces, replace(settings, page_sizes=sizes), scenarios, show)
+    if arguments.plots or arguments.html:
+        from ptat_studies.pagesize import figures
 
-        pagesize_plots.write(found, arguments.plots)
-    if arguments.html:
-        from ptat_studies import pagesize_plots
-
-        pagesize_plots.write_html(found, arguments.html)
+        if arguments.plots:
+            figures.write(found, arguments.plots)
+        if arguments.html:
+            figures.write_html(found, arguments.html)
     if arguments.json:
         print(json.dumps(found.as_dict()))
     elif not arguments.html:
-        console.show(pagesize.render(found))
+        console.show(tables.render(found))
     return 0

@@ -8,22 +8,20 @@ line for pages of 4 KiB and one for 2 MiB.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ptat_host.sizes import format_size
 from ptat_studies.fs import report, sweep
 from ptat_studies.fs.sweep import Figures, Summary, summaries
+from ptat_studies.svg import MARKERS, PANEL_INCHES, panels, size_axis, write_figures
 
 COLUMNS = 2
-PANEL_INCHES = (3.6, 2.8)
 PANELS_MAX = 4
 """As the thesis has them; of more file sizes, those spread over the range."""
 OVERHEAD = (
@@ -33,26 +31,12 @@ OVERHEAD = (
 )
 """The first that was measured is the overhead."""
 LEFT_OUT = {sweep.SECONDS, sweep.BYTES, "instructions"}
-_MARKERS = "osD^v<>pP*"
 _PAGES = ("map4k-", "map2m-")
 
 
 def write(figures: Sequence[Figures], directory: Path) -> list[Path]:
-    """Write all figures as SVG files; return them.
-
-    Raises `OSError` if that is not possible; then no file is left half written.
-    """
-    matplotlib.rcParams["svg.hashsalt"] = "ptat"  # the same figures make the same files
-    matplotlib.rcParams["font.size"] = 8
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, figure in _figures(figures).items():
-        data = io.BytesIO()
-        figure.savefig(data, format="svg", metadata={"Date": None})
-        path = directory / f"{name}.svg"
-        sweep.write_whole(path, data.getvalue())
-        written.append(path)
-    return written
+    """Write all figures as SVG files, and return these; raises `OSError` if it is not possible."""
+    return write_figures(_figures(figures), directory)
 
 
 def _figures(figures: Sequence[Figures]) -> dict[str, Figure]:
@@ -64,20 +48,22 @@ def _figures(figures: Sequence[Figures]) -> dict[str, Figure]:
     ]
     for quantity in metrics:
         found = summaries(figures, quantity)
-        for operation in dict.fromkeys(one.operation for one in found):
+        for operation in dict.fromkeys(one.cell.operation for one in found):
             if operation.startswith(_PAGES):
                 continue
-            chosen = [one for one in found if one.operation == operation]
+            chosen = [one for one in found if one.cell.operation == operation]
             made[_file_name(f"{quantity} {operation}")] = _panels(
-                chosen, quantity, f"{operation}: {quantity}", lambda one: one.system
+                chosen, quantity, f"{operation}: {quantity}", lambda one: one.cell.system
             )
         for kind in _kinds(found):
-            chosen = [one for one in found if one.operation in {p + kind for p in _PAGES}]
+            chosen = [one for one in found if one.cell.operation in {p + kind for p in _PAGES}]
             made[_file_name(f"{quantity} pages {kind}")] = _panels(
                 chosen,
                 quantity,
                 f"mapped, {kind}: {quantity}",
-                lambda one: f"{one.system}, {'4 KiB' if '4k' in one.operation else '2 MiB'}",
+                lambda one: (
+                    f"{one.cell.system}, {'4 KiB' if '4k' in one.cell.operation else '2 MiB'}"
+                ),
             )
     for quantity in OVERHEAD:
         if quantity in metrics:
@@ -88,7 +74,7 @@ def _figures(figures: Sequence[Figures]) -> dict[str, Figure]:
 
 def _kinds(found: Sequence[Summary]) -> list[str]:
     """What was measured with both page sizes."""
-    names = {one.operation for one in found}
+    names = {one.cell.operation for one in found}
     least = [name.removeprefix(_PAGES[0]) for name in names if name.startswith(_PAGES[0])]
     return sorted(kind for kind in least if _PAGES[1] + kind in names)
 
@@ -100,17 +86,14 @@ def _file_name(text: str) -> str:
 def _panels(
     found: Sequence[Summary], quantity: str, title: str, line: Callable[[Summary], str]
 ) -> Figure:
-    sizes = sorted({one.file_bytes for one in found})
+    sizes = sorted({one.cell.file_bytes for one in found})
     if len(sizes) > PANELS_MAX:
         sizes = [sizes[at * (len(sizes) - 1) // (PANELS_MAX - 1)] for at in range(PANELS_MAX)]
-    columns = min(COLUMNS, len(sizes))
-    rows = -(-len(sizes) // columns)
-    figure = Figure((PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
+    figure, all_axes = panels(len(sizes), COLUMNS)
     figure.suptitle(title)
-    for at, size in enumerate(sizes):
-        axes = figure.add_subplot(rows, columns, at + 1)
+    for axes, size in zip(all_axes, sizes, strict=True):
         axes.set_title(f"file of {format_size(size)}")
-        _lines(axes, [one for one in found if one.file_bytes == size], line)
+        _lines(axes, [one for one in found if one.cell.file_bytes == size], line)
         axes.set_xlabel("unit size")
         axes.set_ylabel(quantity)
     return figure
@@ -119,15 +102,17 @@ def _panels(
 def _lines(axes: Axes, found: Sequence[Summary], line: Callable[[Summary], str]) -> None:
     """A point is a median; the shade is from the least to the most."""
     for at, name in enumerate(dict.fromkeys(line(one) for one in found)):
-        own = sorted((one for one in found if line(one) == name), key=lambda one: one.unit_bytes)
-        units = [one.unit_bytes for one in own]
+        own = sorted(
+            (one for one in found if line(one) == name), key=lambda one: one.cell.unit_bytes
+        )
+        units = [one.cell.unit_bytes for one in own]
         colour = f"C{at}"
         axes.plot(
             units,
             [one.spread.median for one in own],
             label=name,
             color=colour,
-            marker=_MARKERS[at % len(_MARKERS)],
+            marker=MARKERS[at % len(MARKERS)],
         )
         axes.fill_between(
             units,
@@ -136,21 +121,17 @@ def _lines(axes: Axes, found: Sequence[Summary], line: Callable[[Summary], str])
             color=colour,
             alpha=0.2,
         )
-    units = sorted({one.unit_bytes for one in found})
-    axes.set_xscale("log", base=2)
+    units = sorted({one.cell.unit_bytes for one in found})
+    size_axis(axes, units)
     if all(min(one.spread.values) > 0 for one in found):
         axes.set_yscale("log")
-    axes.set_xticks(units, [format_size(unit).removesuffix("iB") for unit in units])
-    axes.minorticks_off()
-    axes.tick_params(axis="x", labelrotation=45)
-    axes.grid(alpha=0.3)
     axes.legend()
 
 
 def _bars(found: Sequence[Summary], quantity: str) -> Figure:
     """The mean over all sizes, for each operation a group with a bar for each file system."""
-    operations = list(dict.fromkeys(one.operation for one in found))
-    systems = list(dict.fromkeys(one.system for one in found))
+    operations = list(dict.fromkeys(one.cell.operation for one in found))
+    systems = list(dict.fromkeys(one.cell.system for one in found))
     figure = Figure((2 * PANEL_INCHES[0], PANEL_INCHES[1]), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(systems)
@@ -159,7 +140,7 @@ def _bars(found: Sequence[Summary], quantity: str) -> Figure:
             operation: [
                 one.spread.median
                 for one in found
-                if (one.system, one.operation) == (system, operation)
+                if (one.cell.system, one.cell.operation) == (system, operation)
             ]
             for operation in operations
         }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -50,7 +50,7 @@ def as_dict(done: Sweep) -> dict[str, Any]:
         "where": done.plan.where,
         "cells": len(figures),
         "left": len(done.left),
-        "failed": [_failure(one) for one in done.failed],
+        "failed": [{**asdict(one.cell), "error": one.error} for one in done.failed],
         "summaries": [
             {**_cell(one), "mode": mode, **one.spread.as_dict()}
             for quantity, mode in quantities(figures)
@@ -60,29 +60,10 @@ def as_dict(done: Sweep) -> dict[str, Any]:
     }
 
 
-def _key(one: Summary) -> tuple[str, str, int, int]:
-    return one.system, one.operation, one.file_bytes, one.unit_bytes
-
-
 def _cell(one: Summary) -> dict[str, Any]:
-    return {
-        "system": one.system,
-        "operation": one.operation,
-        "file_bytes": one.file_bytes,
-        "unit_bytes": one.unit_bytes,
-    }
-
-
-def _failure(one: Figures) -> dict[str, Any]:
-    cell = one.cell
-    return {
-        "system": cell.system,
-        "operation": cell.operation,
-        "file_bytes": cell.file_bytes,
-        "unit_bytes": cell.unit_bytes,
-        "repeat": cell.repeat,
-        "error": one.error,
-    }
+    cell = asdict(one.cell)
+    del cell["repeat"]
+    return cell
 
 
 def render(done: Sweep) -> RenderableType:
@@ -90,7 +71,7 @@ def render(done: Sweep) -> RenderableType:
     figures = list(done.done.values())
     cells = {
         column: {
-            _key(one): one.spread.median for one in summaries(figures, column.quantity, column.mode)
+            one.cell: one.spread.median for one in summaries(figures, column.quantity, column.mode)
         }
         for column in COLUMNS
     }
@@ -101,13 +82,13 @@ def render(done: Sweep) -> RenderableType:
     for name in ("file", "unit", *(column.head for column in present), "repeats", "spread"):
         table.add_column(name, justify="right")
     for one in summaries(figures, sweep.WALKS):
-        row = [(cells[column].get(_key(one)), column.scale) for column in present]
+        row = [(cells[column].get(one.cell), column.scale) for column in present]
         spread = one.spread.spread
         table.add_row(
-            one.system,
-            one.operation,
-            format_size(one.file_bytes),
-            format_size(one.unit_bytes),
+            one.cell.system,
+            one.cell.operation,
+            format_size(one.cell.file_bytes),
+            format_size(one.cell.unit_bytes),
             *("" if median is None else f"{median * scale:,.4g}" for median, scale in row),
             str(len(one.spread.values)) + (" (two kinds)" if one.spread.clusters else ""),
             "" if spread is None else f"{spread:.1%}",

@@ -17,15 +17,15 @@ from __future__ import annotations
 import json
 import os
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ptat_host.reports import counters
 from ptat_host.reports.perf_stat import Stat
 from ptat_host.reports.repeats import Spread
 from ptat_parser.errors import BadInput, PtatError
+from ptat_studies.files import write_whole
 from ptat_studies.fs import operations
 from ptat_studies.fs.place import CellFailed, Place
 from ptat_studies.fs.procedure import Job
@@ -349,55 +349,31 @@ def _parquet(figures: Iterable[Figures]) -> bytes:
     return data
 
 
-def write_whole(target: Path, data: bytes) -> None:
-    """Write a file that is never seen half written."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 @dataclass(frozen=True)
 class Summary:
-    """The repeats of a cell."""
+    """The repeats of a cell, which is named by the first of them."""
 
-    system: str
-    operation: str
-    file_bytes: int
-    unit_bytes: int
+    cell: Cell
     spread: Spread
     """Named after the quantity: median, spread, and two kinds of runs where there are."""
 
 
 def summaries(figures: Sequence[Figures], quantity: str, mode: str = "all") -> list[Summary]:
     """Of each cell that has the quantity, in order of the cells."""
-    found: dict[tuple[str, str, int, int], list[float]] = {}
+    found: dict[Cell, list[float]] = {}
     for one in figures:
         value = one.value(quantity, mode)
         if value is not None:
-            cell = one.cell
-            key = (cell.system, cell.operation, cell.file_bytes, cell.unit_bytes)
-            found.setdefault(key, []).append(value)
-    return [Summary(*key, Spread(quantity, tuple(values))) for key, values in sorted(found.items())]
+            found.setdefault(replace(one.cell, repeat=0), []).append(value)
+    return [Summary(cell, Spread(quantity, tuple(found[cell]))) for cell in sorted(found)]
 
 
 def ratios(figures: Sequence[Figures], over: str, under: str, quantity: str) -> dict[str, float]:
     """By operation: the median over sizes of one system's median to another's."""
-    medians = {
-        (one.system, one.operation, one.file_bytes, one.unit_bytes): one.spread.median
-        for one in summaries(figures, quantity)
-    }
+    medians = {one.cell: one.spread.median for one in summaries(figures, quantity)}
     found: dict[str, list[float]] = {}
-    for (system, operation, file_bytes, unit_bytes), value in medians.items():
-        base = medians.get((under, operation, file_bytes, unit_bytes))
-        if system == over and base:
-            found.setdefault(operation, []).append(value / base)
+    for cell, value in medians.items():
+        base = medians.get(replace(cell, system=under))
+        if cell.system == over and base:
+            found.setdefault(cell.operation, []).append(value / base)
     return {operation: Spread("", tuple(values)).median for operation, values in found.items()}

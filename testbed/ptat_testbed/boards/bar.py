@@ -35,12 +35,18 @@ CMB_BAR = 2
 FIRMWARE_TIMEOUT_S = 60.0
 READ_BYTES = 1 << 18
 
+ACCESS = (
+    rb"memory_region_ops_(?P<kind>read|write) cpu (?P<cpu>-?\d+) mr \S+"
+    rb" addr 0x(?P<address>[0-9a-f]+) value 0x(?P<value>[0-9a-f]+)"
+)
+"""A line of QEMU's trace, without the time before and the size after: an access of a device."""
+
 # The time is one of two: seconds, as QEMU 10 writes it, or date and time (UTC), as QEMU 11 does.
 _LINE = re.compile(
     rb"(?:\d+@(?P<seconds>\d+)\.(?P<us>\d{6}):"
     rb"|(?P<date>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(?P<date_us>\d{6})Z )"
-    rb"memory_region_ops_(?P<kind>read|write) cpu -?\d+ mr \S+ addr 0x(?P<address>[0-9a-f]+)"
-    rb" value 0x[0-9a-f]+ size \d+ name '[^']*'"
+    + ACCESS
+    + rb" size \d+ name '[^']*'"
 )
 
 

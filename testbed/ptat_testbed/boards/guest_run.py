@@ -133,18 +133,21 @@ class Recording:
         *,
         traps: bool = False,
         traced: bool = True,
+        device: bool = False,
     ) -> None:
         """Parse the options and find, or build, what the guest consists of.
 
         :param kernel: another than the usual one.
         :param traps: TLB misses trap.
         :param traced: whether the command is. If not, it can use the kernel's PTAT itself.
+        :param device: a device of the machine brings the region, not the boot parameter.
 
         :raises BoardError: the options make no sense, or something cannot be built.
         """
         self.settings = Settings.of(request)
         self._traps = traps
         self._traced = traced
+        self._device = device
         self.kernel = kernel or build.kernel()
         # Our workloads are found by name, and before others of that name.
         path = f"{build.workloads()}:{request.env.get('PATH', DEFAULT_PATH)}"
@@ -178,7 +181,7 @@ class Recording:
             cpus=self.settings.cpus,
             kernel=self.kernel.image,
             initramfs=self._initramfs,
-            append=[*self.settings.kernel_parameters, region],
+            append=[*self.settings.kernel_parameters, *([] if self._device else [region])],
             console=self._console,
             ports=session.PORTS,
             shares=(
@@ -304,6 +307,7 @@ class Recording:
             "marker_stride_bytes": told["marker_stride"],
             "levels": self.request.levels,
             "readback": outcome.texts["readback"].strip() == "on",
+            "markers": self.request.markers or "store",
         }
 
     def _kernel_metadata(self, outcome: session.Outcome) -> dict[str, Any]:

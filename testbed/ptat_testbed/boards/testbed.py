@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from ptat_parser.errors import PtatError
 from ptat_parser.formats import access_log, kernel_misses
 from ptat_parser.formats.session import SNAPSHOTS_FILE
 from ptat_testbed.boards import guest_run
-from ptat_testbed.bus import gateware
+from ptat_testbed.bus import controlled, controller, gateware
 from ptat_testbed.bus.gateware import GatewareBus
 from ptat_testbed.guest import build, layout
 from ptat_testbed.guest.qemu import CPU, escape
@@ -67,6 +68,12 @@ class TestbedBoard:
             " memory controller; soc: a whole simulated device there, with this ptat as its host",
             BUSES[0],
         ),
+        "controller": Option(
+            "memory controller between CPU and DIMM, which queues stores and answers reads from"
+            f" the queue: {', '.join(controller.PRESETS)}; its parameters can be changed, as"
+            " ecc-server,scrub_ns=0",
+            "none",
+        ),
         "channels": Option(f"memory channels of --bus gateware, 1 to {gateware.CHANNELS_MAX}", "1"),
         "accesses": Option(
             "yes: also record every access of user code, compressed, for ptat pagesize; with one"
@@ -104,6 +111,9 @@ class TestbedBoard:
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command in the guest; see `Board.record`."""
+        rules = controller.preset(request.options.get("controller", "none"))
+        if rules:
+            request = behind_controller(request)
         granularity = request.granularity_bytes or GRANULARITY_BYTES
         if granularity not in GRANULARITIES_BYTES:
             raise BoardError(
@@ -135,6 +145,8 @@ class TestbedBoard:
             else:
                 gateware = GatewareBus(channels, base, region_bytes, programs)
             bus_file = "bus.model.raw"
+        elif rules:
+            bus_file = "bus.model.raw"
         known: dict[str, Any] = {
             "board": {
                 "granularity_bytes": granularity,
@@ -143,20 +155,14 @@ class TestbedBoard:
             },
             "cpu": {"name": "QEMU TCG with ptat's TLB model", **tlb},
         }
-        # What the gateware captures comes when the guest has ended.
-        result = _run(
-            recording, request, session / bus_file, granularity, tlb, None if gateware else known
-        )
+        # What a second pass captures comes when the guest has ended.
+        later = gateware is not None or rules is not None
+        # A controller queues words.
+        shown = 8 if rules else granularity
+        result = _run(recording, request, session / bus_file, shown, tlb, None if later else known)
         result.metadata |= known
-        if gateware:
-            result.metadata["board"] = gateware.metadata()
-            try:
-                with progress("simulating the bus and its snooper"):
-                    gateware.capture(session, session / bus_file)
-                result.metadata["board"] = gateware.metadata()
-            except PtatError as error:
-                result.complete = False
-                result.reason = f"the gateware captured nothing: {error.message}"
+        if later:
+            _second_pass(result, session, (base, region_bytes), rules, gateware)
         return result
 
     def observe(self, request: ObserveRequest) -> Observed:
@@ -197,6 +203,58 @@ class TestbedBoard:
     def load(self, mapping: Path) -> list[str]:
         """Nothing is kept: a simulated board is new in each recording."""
         return []
+
+
+def behind_controller(request: RecordRequest) -> RecordRequest:
+    """The request, with what a trace of this bus needs: marker loads, and each entry's event.
+
+    :raises BoardError: the options make no sense.
+    """
+    if request.options.get("bus") == SOC_BUS:
+        raise BoardError("--controller: not with --bus soc", "use --bus model or --bus gateware")
+    if "buffer" in request.options:
+        raise BoardError("--buffer: the controller's commands are not lost", "leave it out")
+    if not request.faults:
+        raise BoardError(
+            "--no-faults: walks that the controller answers are inferred from page faults",
+            "leave it out with --controller",
+        )
+    if request.granularity_bytes not in (None, controller.LINE_BYTES):
+        raise BoardError(f"--granularity {request.granularity_bytes}: a DIMM shows 64 bytes")
+    return replace(request, entries=True, markers=request.markers or "load")
+
+
+def _second_pass(
+    result: RecordResult,
+    session: Path,
+    region: tuple[int, int],
+    rules: controller.Controller | None,
+    gateware: GatewareBus | SocBus | None,
+) -> None:
+    """Let what the plugin put on its bus pass through controller and gateware."""
+    board = result.metadata["board"]
+    model_bus, ticks_per_ns = session / "bus.model.raw", 1
+    what = "bus"
+    try:
+        if rules:
+            what = "memory controller"
+            behind = session / ("bus.controlled.raw" if gateware else "bus.0.raw")
+            with progress("simulating the memory controller"):
+                controlled.pass_through(rules, session, model_bus, behind, region)
+            model_bus, ticks_per_ns = behind, controlled.TICKS_PER_NS
+            tick_hz = TICK_HZ * ticks_per_ns
+            board["channels"] = [{"index": 0, "file": behind.name, "tick_hz": tick_hz}]
+        if gateware:
+            what = "gateware"
+            board.update(gateware.metadata())
+            with progress("simulating the bus and its snooper"):
+                gateware.capture(session, model_bus, ticks_per_ns)
+            board.update(gateware.metadata())
+    except PtatError as error:
+        result.complete = False
+        result.reason = f"the {what} captured nothing: {error.message}"
+    if rules:
+        board["contract"] = controlled.contract(rules)
 
 
 def _region(recording: guest_run.Recording) -> tuple[int, int]:

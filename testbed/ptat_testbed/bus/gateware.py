@@ -65,10 +65,17 @@ class Replay:
     """What the plugin put on its bus, as requests for a simulated memory controller; its truth.
 
     :param words: makes requests of addresses and whether they are written.
+    :param ticks_per_ns: of the model's bus.
     :raises PtatError: the plugin's stream is damaged.
     """
 
-    def __init__(self, session: Path, model_bus: Path, words: Callable[[U64, Bools], U64]) -> None:
+    def __init__(
+        self,
+        session: Path,
+        model_bus: Path,
+        words: Callable[[U64, Bools], U64],
+        ticks_per_ns: int = 1,
+    ) -> None:
         self._truth_path = session / "truth.0.bin"
         self._model_bus = model_bus
         accesses = _read(model_bus)
@@ -85,9 +92,9 @@ class Replay:
         self._time_ns = time_ns[order]
         start_ns = self._time_ns[0] if time_ns.size else np.uint64(0)
         self.words: U64 = requests[order]
-        self.due_ticks: U64 = (self._time_ns - start_ns) * np.uint64(TICKS_PER_NS) + np.uint64(
-            FIRST_TICKS
-        )
+        self.due_ticks: U64 = (self._time_ns - start_ns) * np.uint64(
+            TICKS_PER_NS // ticks_per_ns
+        ) + np.uint64(FIRST_TICKS)
 
     def finish(self, paths: list[Path], time_ticks: U64, channel: npt.NDArray[np.uint8]) -> None:
         """Give the walks the times at which the harness saw their reads; drop the plugin's stream.
@@ -127,13 +134,14 @@ class GatewareBus:
         self._memory = SnoopedMemory(channels, [Window(first, end)], programs=programs)
         self._files = [f"bus.{channel}.raw" for channel in range(channels)]
 
-    def capture(self, session: Path, model_bus: Path) -> None:
+    def capture(self, session: Path, model_bus: Path, ticks_per_ns: int = 1) -> None:
         """Replace the plugin's stream by the snoopers', and the times of the truth by theirs.
 
+        :param ticks_per_ns: of the plugin's stream.
         :raises BoardError: the simulation failed.
         :raises PtatError: the plugin's stream is damaged.
         """
-        replay = Replay(session, model_bus, self._memory.words)
+        replay = Replay(session, model_bus, self._memory.words, ticks_per_ns)
         self._memory.start()
         self._memory.simulation.timed(replay.words, replay.due_ticks, GAP_TICKS)
         paths = [session / file for file in self._files]

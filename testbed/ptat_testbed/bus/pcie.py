@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptat_gateware.pcie.decoder import AccessDecoder
+from ptat_gateware.pcie.endpoint import WINDOW_BYTES
 from ptat_gateware.sim import pcie
 from ptat_gateware.sim.build import SimulatorError
 from ptat_gateware.targets.pcie_soc import DEVICE_ID, VENDOR_ID
@@ -35,6 +36,8 @@ SOURCES = build.SOURCES / "testbed" / "cosim"
 QEMU_SCRIPT = build.SOURCES / "setup" / "qemu-vfio-user.sh"
 TICK_HZ = AccessDecoder.phases * pcie.SYS_CLOCK_HZ
 GRANULARITY_BYTES = 8
+DEVICE = "endpoint"
+"""The device's name in QEMU."""
 ENDPOINT_ID = (VENDOR_ID, DEVICE_ID)
 START_S = 10.0
 POLL_S = 0.01
@@ -115,11 +118,25 @@ class CoSimulation(contextlib.AbstractContextManager["CoSimulation"]):
         self._errors.close()
         self._work.cleanup()
 
-    def arguments(self) -> list[str]:
-        """QEMU's. Without the options that begin with x, stores queue up and reads time out."""
+    def arguments(self, slot: bool = False) -> list[str]:
+        """QEMU's. Without the options that begin with x, stores queue up and reads time out.
+
+        :param slot: the device, `DEVICE`, is in a slot, from which it can be removed.
+        """
         address = f'{{"type":"unix","path":"{self._vfio}"}}'
         options = '"x-no-posted-writes":true,"x-msg-timeout":600000'
-        return ["-device", f'{{"driver":"vfio-user-pci","socket":{address},{options}}}']
+        device = f'"driver":"vfio-user-pci","id":"{DEVICE}","socket":{address},{options}'
+        if not slot:
+            return ["-device", f"{{{device}}}"]
+        return [
+            *("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"),
+            *("-device", "pcie-root-port,id=endpoint-port,chassis=1"),
+            *("-device", f'{{{device},"bus":"endpoint-port"}}'),
+        ]
+
+    def register_offset(self, name: str) -> int:
+        """Where a register is in the BAR, by its name in docs/gateware.md."""
+        return self.bar_bytes - WINDOW_BYTES + self._registers[name][0]
 
     def read(self, name: str) -> int:
         """A register, by its name in docs/gateware.md."""

@@ -53,13 +53,13 @@ class SocBus:
         self._program = program or Program(columns[: dram.BUS_BITS], 0)
         self._board: dict[str, Any] = {}
 
-    def capture(self, session: Path, model_bus: Path) -> None:
+    def capture(self, session: Path, model_bus: Path, ticks_per_ns: int = 1) -> None:
         """Replace the plugin's stream by the device's, and the times of the truth by its bus's.
 
         :raises BoardError: the simulation failed, or something was lost.
         :raises PtatError: the plugin's stream is damaged.
         """
-        replay = Replay(session, model_bus, self._requests)
+        replay = Replay(session, model_bus, self._requests, ticks_per_ns)
         try:
             with (
                 Device() as device,

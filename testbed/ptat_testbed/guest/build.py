@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ptat_host.boards import recorder_programs
 from ptat_host.boards.base import BoardError
+from ptat_host.boards.live import kernel_files
 from ptat_host.boards.program_cache import cache_root, made, new_directory
 from ptat_testbed.guest import initramfs
 from ptat_testbed.guest.steps import progress
@@ -181,6 +182,7 @@ def guest_initramfs() -> Path:
     key = hashlib.sha256()
     for source in INIT_SOURCES:
         key.update(source.read_bytes())
+    key.update(kernel_files.c_header().encode())
     key.update(Path(initramfs.__file__).read_bytes())
     key.update(repr(INIT_FLAGS).encode())
     directory = cache_root() / f"guest-{key.hexdigest()[:16]}"
@@ -189,8 +191,9 @@ def guest_initramfs() -> Path:
         return archive
     with progress("compiling the guest's init"), new_directory(directory) as new:
         sources = [str(source) for source in INIT_SOURCES if source.suffix == ".c"]
-        include = f"-I{recorder_programs.SOURCE}"
-        command = ["gcc", *INIT_FLAGS, include, "-o", str(new / "init"), *sources]
+        (new / "ptat_recording.h").write_text(kernel_files.c_header())
+        includes = (f"-I{recorder_programs.SOURCE}", f"-I{new}")
+        command = ["gcc", *INIT_FLAGS, *includes, "-o", str(new / "init"), *sources]
         hint = "install Debian's gcc and libc6-dev"
         try:
             done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

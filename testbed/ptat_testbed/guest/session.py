@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_host.boards.live.kernel_files import TRACE_CHILDREN, TRACE_COMMAND, TRACE_NOTHING
 from ptat_host.boards.live.tracing import events_of
 from ptat_testbed.guest.qemu import Machine, QmpError
 from ptat_testbed.guest.steps import progress
@@ -85,11 +86,13 @@ def configuration(
     for limit in _RLIMITS:
         soft, hard = (value & (2**64 - 1) for value in resource.getrlimit(limit))
         settings.append(("rlimit", f"{limit} {soft} {hard}"))
-    mode = "2" if request.children else "1"
-    settings.append(("self", mode if traced else "0"))
+    mode = TRACE_CHILDREN if request.children else TRACE_COMMAND
+    settings.append(("self", mode if traced else TRACE_NOTHING))
     settings.append(("levels", request.levels))
     if request.readback:
         settings.append(("readback", "on"))
+    if request.markers:
+        settings.append(("marker-access", request.markers))
     settings += [("event", name) for name in events_of(request)]
     if traps:
         settings.append(("traps", ""))

@@ -47,11 +47,7 @@ ACCESSED = 1 << 5
 GLOBAL = 1 << 8
 FRAME = 0x000F_FFFF_FFFF_F000
 """Flags and frame of an entry (SDM vol. 3, table 4-20)."""
-LINE = re.compile(
-    rb"memory_region_ops_(read|write) cpu (\d+) mr \S+ addr 0x([0-9a-f]+) value 0x([0-9a-f]+)"
-)
-
-
+LINE = re.compile(bar.ACCESS)
 EXPECTED_WARNING = re.compile("ptat: the region is not RAM")
 """No user should choose such a region."""
 
@@ -106,9 +102,10 @@ def accesses(lines: Iterable[bytes], base: int, size_bytes: int) -> Iterator[Acc
     for line in lines:
         found = LINE.search(line)
         if found:
-            offset = int(found[3], 16) - base
+            offset = int(found["address"], 16) - base
             if MARKER_BYTES <= offset < size_bytes:
-                yield Access(found[1] == b"write", int(found[2]), offset // 8, int(found[4], 16))
+                write, value = found["kind"] == b"write", int(found["value"], 16)
+                yield Access(write, int(found["cpu"]), offset // 8, value)
 
 
 def flip(value: int) -> int:

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError, RecordRequest
-from ptat_host.boards.live.machine import CHECK_FILE, CONTROL, numbers
-from ptat_host.boards.live.tracing import TRACING
+from ptat_host.boards.live.kernel_files import CHECK_FILE, CONTROL, TRACING
+from ptat_host.boards.live.machine import numbers
 from ptat_host.boards.program_cache import cache_root, new_directory
 from ptat_testbed.boards import guest_run
 from ptat_testbed.guest import build, layout

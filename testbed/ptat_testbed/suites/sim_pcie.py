@@ -6,7 +6,8 @@ The region lies in the endpoint's BAR (see `boards.pcie`), and QEMU logs each ac
 access by access. ``ptat validate`` must explain each read.
 
 One workload finds nobody who empties the ring at first: its walks must come to a stop, and nothing
-may be missing after the ring is emptied.
+may be missing after the ring is emptied. Others record themselves, through the driver of their own
+kernel (see `pcie_driver`); QEMU's log is cut where the driver starts and ends the recording.
 
 Ends with one JSON line, of all workloads: ``{"walks", "records", "qemu_reads", "equal", "lost",
 "unexplained", "exact", "walks_per_s"}``. `exact`: each read of the trace is a step of a walk that
@@ -35,8 +36,10 @@ from ptat_host.boards.base import BoardError, RecordRequest, RecordResult
 from ptat_host.recording import session_recording
 from ptat_parser.capture.reader import BusReader
 from ptat_testbed.boards import pcie
+from ptat_testbed.bus import pcie as pcie_bus
 from ptat_testbed.guest.qemu import Machine
 from ptat_testbed.suites import check_trap
+from ptat_testbed.suites.pcie_driver import DrivenGuest, record_command
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 STALL_RING_BLOCKS = 2
@@ -48,13 +51,17 @@ Accesses = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Row:
-    """A workload; its ring is left alone at first if it is to `stall`."""
+    """A workload; its ring is left alone at first if it is to `stall`.
+
+    `driver`: the guest records itself.
+    """
 
     name: str
     argv: tuple[str, ...]
     cpus: int = 1
     small: bool = False
     stall: bool = False
+    driver: bool = False
 
 
 ROWS = (
@@ -64,6 +71,8 @@ ROWS = (
     Row("python3", ("python3", "-c", "print(sum(range(1000)))")),
     Row("fork-exec", ("forkexec",), cpus=2),
     Row("stall", ("gups", "--bytes", "16M", "--updates", "5K"), stall=True),
+    Row("driver-gups", ("gups", "--bytes", "16M", "--updates", "20K"), driver=True),
+    Row("driver-fork-exec", ("forkexec",), cpus=2, driver=True),
 )
 
 
@@ -133,14 +142,41 @@ def logged(path: Path, base: int, region_bytes: int) -> Accesses:
     return np.fromiter(found(), np.uint64)
 
 
+def logged_recording(path: Path, region: range, control: int) -> Accesses:
+    """The same between the driver's stores to the register `control` that start and end it all."""
+
+    def found() -> Iterator[int]:
+        recording = False
+        with path.open("rb") as lines:
+            for line in lines:
+                if match := check_trap.LINE.search(line):
+                    address, write = int(match[3], 16), match[1] == b"write"
+                    if recording and address in region:
+                        yield (address & -8) + write
+                    elif write and address == control:
+                        recording = bool(int(match[4], 16) & 1)
+
+    return np.fromiter(found(), np.uint64)
+
+
 def captured(path: Path) -> Accesses:
     """The same of the endpoint's trace."""
     chunks = [chunk.address + chunk.write.astype(np.uint64) for chunk in BusReader(path)]
     return np.concatenate(chunks) if chunks else np.empty(0, np.uint64)
 
 
-def check(row: Row, folder: Path) -> dict[str, Any]:
-    """Record, compare and validate a row."""
+@dataclass
+class Recorded:
+    """A recording, and QEMU's log of it."""
+
+    session: Path
+    expected: Accesses
+    more: dict[str, Any]
+    """What else the row's line has."""
+
+
+def record_from_here(row: Row, folder: Path) -> Recorded:
+    """This machine empties the ring."""
     session = folder / "session"
     session.mkdir(parents=True)
     log = folder / "qemu.log"
@@ -156,9 +192,49 @@ def check(row: Row, folder: Path) -> dict[str, Any]:
     result = session_recording.record(board, request, archive=False)
     if not result.complete:
         raise BoardError(f"{row.name}: {result.reason}")
-    records, expected = captured(session / pcie.FILE), logged(log, board.base, board.region_bytes)
+    return Recorded(
+        session,
+        logged(log, board.base, board.region_bytes),
+        {
+            "walks_per_s": round(board.reads / board.seconds),
+            **({"stalled": board.stalled} if row.stall else {}),
+        },
+    )
+
+
+def record_in_guest(row: Row, folder: Path) -> Recorded:
+    """The guest's driver does."""
+    folder.mkdir(parents=True)
+    log = check_trap.Log(folder / "qemu.log")
+    with pcie_bus.CoSimulation(pcie.BAR_BYTES_MIN) as device:
+        guest = DrivenGuest(record_command(row.argv), folder, device, row.cpus)
+        result = guest.run(
+            on_start=log.start,
+            on_stop=lambda machine: check_trap.enable(machine, False),
+            extra=log.arguments(),
+            pass_fds=[log.fd],
+        )
+        log.join()
+        control = device.register_offset("endpoint_snooper_control")
+    if result.exit_status or not result.complete:
+        raise BoardError(f"{row.name}: {result.reason or 'ptat record failed, see above'}")
+    region = json.loads((guest.session / "session.json").read_text())["region"]
+    base = region["base"]
+    addresses = range(base, base + region["size_bytes"])
+    return Recorded(
+        guest.session, logged_recording(folder / "qemu.log", addresses, base + control), {}
+    )
+
+
+def check(row: Row, folder: Path) -> dict[str, Any]:
+    """Record, compare and validate a row."""
+    recorded = (record_in_guest if row.driver else record_from_here)(row, folder)
+    records, expected = captured(recorded.session / pcie.FILE), recorded.expected
     validated = subprocess.run(
-        [*PTAT, "validate", str(session), "--json"], capture_output=True, text=True, check=False
+        [*PTAT, "validate", str(recorded.session), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     try:
         verdict = json.loads(validated.stdout)
@@ -172,8 +248,7 @@ def check(row: Row, folder: Path) -> dict[str, Any]:
         "lost": verdict["lost"],
         "unexplained": verdict["unexplained"],
         "exact": bool(verdict["ok"] and verdict["explained"] and verdict["kernel_reads"] == 0),
-        "walks_per_s": round(board.reads / board.seconds),
-        **({"stalled": board.stalled} if row.stall else {}),
+        **recorded.more,
     }
 
 
@@ -190,13 +265,18 @@ def is_right(found: dict[str, Any]) -> bool:
 
 
 def total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last line: sums, and what holds of all rows; the speed is that of the slowest."""
+    """The last line: sums, and what holds of all rows; the speed is that of the slowest.
+
+    A guest that records itself is as busy with that as with walks: its speed says nothing.
+    """
     return {
         **{name: sum(row[name] for row in rows) for name in ("walks", "records", "qemu_reads")},
         "equal": all(row["equal"] for row in rows),
         **{name: sum(row[name] for row in rows) for name in ("lost", "unexplained")},
         "exact": all(row["exact"] for row in rows),
-        "walks_per_s": min(row["walks_per_s"] for row in rows),
+        "walks_per_s": min(
+            (row["walks_per_s"] for row in rows if "walks_per_s" in row), default=None
+        ),
     }
 
 

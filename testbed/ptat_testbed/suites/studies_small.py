@@ -23,9 +23,11 @@ from typing import Any
 from ptat_host import progress
 from ptat_host.reports import kernel_profile
 from ptat_parser.errors import PtatError
-from ptat_studies import hunt, pagesize, pagesize_plots
+from ptat_studies import hunt
 from ptat_studies.fs import place, plots, report, systems
 from ptat_studies.fs.sweep import WALKS, Plan, Runner, Sweep
+from ptat_studies.pagesize import study, workload
+from ptat_studies.pagesize.figures import write as write_figures
 from ptat_testbed.guest import build
 
 TRACE = build.SOURCES / "docs" / "examples" / "ls.trace"
@@ -45,9 +47,9 @@ FUNCTIONS_SHOWN = 5
 def page_sizes(directory: Path) -> dict[str, Any]:
     """Study A of the example's trace, with its figures."""
     with progress.bar() as show:
-        traces = pagesize.open_traces([f"ls={TRACE}"], None, show)
-        found = pagesize.study(traces, pagesize.Settings(), [], show)
-    pagesize_plots.write(found, directory)
+        traces = study.open_traces([f"ls={TRACE}"], None, show)
+        found = study.study(traces, workload.Settings(), [], show)
+    write_figures(found, directory)
     return {"fits": found.fits["ls"], "advised": found.advised["ls"]}
 
 

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptat_host.boards.base import BoardError, RecordRequest
+from ptat_host.boards.live.kernel_files import MARKER_MS, TRACE_CHILDREN, TRACE_COMMAND
 
-TICK_S = 0.1
-"""How often the clocks get a marker, and the link is checked."""
 GRACE_S = 2.0
 PR_SET_CHILD_SUBREAPER = 36
-CHOOSE_COMMAND, CHOOSE_WITH_CHILDREN = b"1", b"2"
 
 
 @dataclass
@@ -51,7 +49,7 @@ def start(request: RecordRequest, env: Mapping[str, str], choice: int) -> subpro
     :param choice: the open file ``self`` of the kernel's PTAT.
     :raises BoardError: it cannot be run.
     """
-    how = CHOOSE_WITH_CHILDREN if request.children else CHOOSE_COMMAND
+    how = (TRACE_CHILDREN if request.children else TRACE_COMMAND).encode()
     try:
         return subprocess.Popen(
             request.argv, cwd=request.cwd, env=env, preexec_fn=lambda: os.write(choice, how)
@@ -64,7 +62,7 @@ def start(request: RecordRequest, env: Mapping[str, str], choice: int) -> subpro
 def attend(child: subprocess.Popen[bytes], tick: Callable[[], str | None], run: Run) -> None:
     """Wait until the command has ended; at a second interruption, kill it.
 
-    :param tick: is called ten times a second; what it returns is why the recording must end.
+    :param tick: is called each `MARKER_MS`; what it returns is why the recording must end.
     """
     pidfd = os.pidfd_open(child.pid)
     asked_s: float | None = None
@@ -73,7 +71,7 @@ def attend(child: subprocess.Popen[bytes], tick: Callable[[], str | None], run: 
         poll.register(pidfd, select.POLLIN)
         while True:
             try:
-                if poll.poll(TICK_S * 1000):
+                if poll.poll(MARKER_MS):
                     break
                 failure = tick()
                 run.failure = run.failure or failure

@@ -17,14 +17,18 @@ from ptat_host.boards.buffer_fill import Fill
 from ptat_host.boards.live import child
 from ptat_host.boards.live.child import Run
 from ptat_host.boards.live.clock import KernelMessages
+from ptat_host.boards.live.kernel_files import (
+    CHECK_FILE,
+    CONTROL,
+    MARKER_CLOCK,
+    MARKER_START,
+    MARKER_STOP,
+    TABLES_FREE_MS,
+)
 from ptat_host.boards.live.lock import lock
 from ptat_host.boards.live.tracing import Tracing, events_of
 
-CONTROL = Path("/sys/kernel/mm/ptat")
-CHECK_FILE = Path("/sys/kernel/debug/ptat/check")
 KERNEL_HINT = "boot a kernel with the series in kernel-patch/ and the parameter ptat=SIZE@ADDRESS"
-TABLES_FREE_S = 1.0
-MARKER_CLOCK, MARKER_START, MARKER_STOP = b"0", b"1", b"2"
 
 
 def numbers(text: str) -> dict[str, int]:
@@ -157,8 +161,7 @@ class LiveMachine:
         run, request = Run(), self._request
 
         def beat() -> str | None:
-            # A program that changes no page table leaves no markers: the clocks need some.
-            os.write(self._marker, MARKER_CLOCK)
+            self._mark(MARKER_CLOCK)
             return run.failure or self._failure or tick()
 
         try:
@@ -169,13 +172,13 @@ class LiveMachine:
                         env = recorder_programs.heap_environment(
                             env, request.heap_bytes, maps.socket
                         )
-                    os.write(self._marker, MARKER_START)
+                    self._mark(MARKER_START)
                     child.attend(child.start(request, env, self._choice), beat, run)
                 if maps and not maps.written:
                     self._fail(f"cannot write {self._log}/maps.jsonl")
                 if request.children:
                     child.end_children()
-                os.write(self._marker, MARKER_STOP)
+                self._mark(MARKER_STOP)
         finally:
             self._tracing.finish()
         run.failure = run.failure or self._failure
@@ -187,7 +190,7 @@ class LiveMachine:
 
     def aftermath(self) -> dict[str, Any]:
         """`kernel` of session.json, what is only known after the run."""
-        deadline = time.monotonic() + TABLES_FREE_S  # tables are given back after a grace period
+        deadline = time.monotonic() + TABLES_FREE_MS / 1000
         stat = directory_numbers(CONTROL / "stat")
         while stat.get("used") and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -209,6 +212,9 @@ class LiveMachine:
             file = CONTROL / "readback"
             taking.callback(file.write_text, file.read_text())
             file.write_text("on")
+
+    def _mark(self, marker: str) -> None:
+        os.write(self._marker, marker.encode())
 
     def _fail(self, why: str) -> None:
         self._failure = self._failure or why

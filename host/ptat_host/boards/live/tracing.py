@@ -13,15 +13,21 @@ from pathlib import Path
 
 from ptat_host.boards.base import RecordRequest
 from ptat_host.boards.buffer_fill import Fill
+from ptat_host.boards.live.kernel_files import (
+    BUFFER_SIZE,
+    EVENTS,
+    LOG_FLUSH_MS,
+    PAGE_BYTES,
+    PAGE_FORMATS,
+    TRACE_SETTINGS,
+    TRACING,
+)
 from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
 
-TRACING = Path("/sys/kernel/tracing")
 INSTANCE = "ptat"
-PAGE_BYTES = 4096
 LOG_PAGES = 64
 """Pages of the log written at once."""
 BUFFER_MAX_KIB = 16 * 1024
-LOG_FLUSH_MS = 250
 
 
 def events_of(request: RecordRequest) -> list[str]:
@@ -71,20 +77,18 @@ class Tracing:
         instance = self._instance
         memory_kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024
         buffer_kib = min(BUFFER_MAX_KIB, memory_kib // 16 // len(self._cpus))
-        (instance / "trace_clock").write_text("x86-tsc")
-        (instance / "buffer_size_kb").write_text(str(buffer_kib))
-        (instance / "buffer_percent").write_text("10")
-        # A full buffer drops new events and counts them; the rest stays whole.
-        (instance / "options" / "overwrite").write_text("0")
+        for name, text in TRACE_SETTINGS.items():
+            (instance / name).write_text(text)
+        (instance / BUFFER_SIZE).write_text(str(buffer_kib))
 
     def _enable(self, events: Sequence[str]) -> None:
         """Enable the events and keep their formats."""
         formats = self._log / "formats"
         formats.mkdir(parents=True)
-        for name in ("header_page", "header_event"):
+        for name in PAGE_FORMATS:
             (formats / name).write_bytes((TRACING / "events" / name).read_bytes())
         for event in events:
-            source = self._instance / "events" / "ptat" / event
+            source = self._instance / EVENTS / event
             (formats / event).write_bytes((source / "format").read_bytes())
             (source / "enable").write_text("1")
 
@@ -95,7 +99,7 @@ class Tracing:
             directory = self._instance / "per_cpu" / f"cpu{cpu}"
             with contextlib.suppress(OSError, ValueError):
                 used = re.search(r"^bytes: (\d+)", (directory / "stats").read_text(), re.M)
-                kib = (directory / "buffer_size_kb").read_text().split()[0]
+                kib = (directory / BUFFER_SIZE).read_text().split()[0]
                 if used:
                     found.append(Fill(f"kernel log, CPU {cpu}", int(used[1]), int(kib) * 1024))
         return found

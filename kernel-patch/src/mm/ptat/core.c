@@ -11,7 +11,7 @@
 
 #include "internal.h"
 
-struct ptat_map ptat_map __ro_after_init;
+struct ptat_map ptat_map __read_mostly;
 EXPORT_SYMBOL(ptat_map);
 
 DEFINE_STATIC_KEY_FALSE(ptat_key);
@@ -35,30 +35,53 @@ bool ptat_trace_secureexec;
 /* The hardware walks the twins, and nothing is stored to the region. */
 bool ptat_is_detached __read_mostly;
 
-static int __init ptat_init(void)
+/* There is one region: held while it is set up. */
+DEFINE_MUTEX(ptat_start_lock);
+
+/**
+ * ptat_start - use the region and the twins that ptat_map tells of
+ * @dev: the device that the region is part of; NULL if that has no driver
+ *
+ * Return: 0, or why not; then nothing has changed.
+ *
+ * Context: may sleep; the caller holds ptat_start_lock.
+ */
+int ptat_start(struct ptat_device *dev)
 {
 	int err;
 
-	if (!ptat_map.size)
-		return 0;
-
 	ptat_map.virt = (unsigned long)__va(ptat_map.twin);
-	err = ptat_trap_init();
+	err = ptat_region_init(dev);
 	if (err)
-		goto err_free_twins;
-	err = ptat_region_init();
-	if (err)
-		goto err_free_twins;
+		return err;
 	err = ptat_pool_init();
-	if (err)
-		goto err_exit_region;
+	if (err) {
+		ptat_region_exit();
+		return err;
+	}
 	pr_info("region %pa, twins %pa, %lu KiB each%s\n", &ptat_map.region, &ptat_map.twin,
 		ptat_map.size >> 10, ptat_trapping() ? ", misses trap" : "");
+	ptat_readback_init();
+	ptat_detach_init();
+	ptat_ring_init();
+	ptat_debugfs_init();
+	/* Last, as this is where user space asks for tracing. */
+	ptat_sysfs_init();
 	return 0;
+}
 
-err_exit_region:
-	ptat_region_exit();
-err_free_twins:
+/* The region of the boot parameter. */
+static int __init ptat_init(void)
+{
+	int err = 0;
+
+	mutex_lock(&ptat_start_lock);
+	/* A device may have brought its region already. */
+	if (ptat_map.size && !ptat_ready())
+		err = ptat_trap_init() ?: ptat_start(NULL);
+	mutex_unlock(&ptat_start_lock);
+	if (!err)
+		return 0;
 	pr_err("can't start (%d), tracing is off\n", err);
 	free_reserved_area((void *)ptat_map.virt, (void *)ptat_map.virt + ptat_map.size, -1,
 			   "PTAT twins");

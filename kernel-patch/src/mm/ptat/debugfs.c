@@ -85,15 +85,13 @@ static int load_set(void *unused, u64 offset)
 }
 DEFINE_DEBUGFS_ATTRIBUTE(load_fops, NULL, load_set, "%llu\n");
 
-static int __init ptat_debugfs_init(void)
+/**
+ * ptat_debugfs_init - show the files
+ */
+void ptat_debugfs_init(void)
 {
-	struct dentry *dir;
+	struct dentry *dir = debugfs_create_dir("ptat", NULL);
 
-	if (!ptat_ready())
-		return 0;
-	dir = debugfs_create_dir("ptat", NULL);
 	debugfs_create_file("check", 0400, dir, NULL, &check_fops);
 	debugfs_create_file_unsafe("load", 0200, dir, NULL, &load_fops);
-	return 0;
 }
-late_initcall_sync(ptat_debugfs_init);

@@ -21,7 +21,7 @@ static DEFINE_MUTEX(detach_lock);
 static unsigned int reasons;	/* to do without the region */
 static unsigned long detaches;
 
-#define PTAT_GONE		BIT(0)	/* until the next boot */
+#define PTAT_GONE		BIT(0)	/* until its device is registered again, or the next boot */
 #define PTAT_ASLEEP		BIT(1)
 #define PTAT_NO_RECORDER	BIT(2)	/* nobody reads the records of traps */
 
@@ -102,6 +102,7 @@ static bool add_reason(unsigned int reason)
 	lockdep_assert_held(&detach_lock);
 	reasons |= reason;
 	if (first) {
+		ptat_region_stop();
 		set_detached(true);
 		ptat_ring_wake();
 		if (reason != PTAT_NO_RECORDER)
@@ -118,8 +119,7 @@ static int remove_reason(unsigned int reason)
 		return 0;
 	if (reasons == reason) {
 		ptat_arch_flush_caches();
-		ptat_region_clear();
-		if (!ptat_region_responds())
+		if (ptat_region_clear() || !ptat_region_responds())
 			return -EIO;
 		set_detached(false);
 	}
@@ -128,7 +128,7 @@ static int remove_reason(unsigned int reason)
 }
 
 /**
- * ptat_detach - give the region up until the next boot
+ * ptat_detach - give the region up
  * @why: for the log, after "the region"
  *
  * The kernel goes on to translate pointers to the region, as it may have loaded
@@ -146,6 +146,39 @@ void ptat_detach(const char *why)
 		       why);
 	}
 	mutex_unlock(&detach_lock);
+}
+EXPORT_SYMBOL_GPL(ptat_detach);
+
+/**
+ * ptat_attach - use the region again after it was given up
+ * @dev: the device that it is part of
+ *
+ * What was traced before goes on untraced.
+ *
+ * Return: 0; -EBUSY if the region is in use, or why it cannot be used.
+ *
+ * Context: may sleep.
+ */
+int ptat_attach(struct ptat_device *dev)
+{
+	int err = -EBUSY;
+
+	mutex_lock(&detach_lock);
+	if (!(reasons & PTAT_GONE))
+		goto out;
+	err = ptat_region_claim(dev);
+	if (err)
+		goto out;
+	ptat_forget_all();
+	err = remove_reason(PTAT_GONE);
+	/* It is used after sleep, then. */
+	if (err == -ENODEV)
+		err = 0;
+	if (err)
+		release_mem_region(ptat_map.region, ptat_map.size);
+out:
+	mutex_unlock(&detach_lock);
+	return err;
 }
 
 /**
@@ -234,10 +267,11 @@ static struct notifier_block pci_notifier = {
 };
 #endif
 
-static int __init ptat_detach_init(void)
+/**
+ * ptat_detach_init - know when the machine sleeps, and when a device goes
+ */
+void ptat_detach_init(void)
 {
-	if (!ptat_ready())
-		return 0;
 	/* No table is in the region yet. */
 	if (ptat_trapping()) {
 		reasons = PTAT_NO_RECORDER;
@@ -246,6 +280,5 @@ static int __init ptat_detach_init(void)
 #ifdef CONFIG_PCI
 	bus_register_notifier(&pci_bus_type, &pci_notifier);
 #endif
-	return register_pm_notifier(&pm_notifier);
+	register_pm_notifier(&pm_notifier);
 }
-late_initcall_sync(ptat_detach_init);

@@ -4,7 +4,9 @@
 
 #include <linux/io.h>
 #include <linux/mm.h>
+#include <linux/mutex.h>
 #include <linux/ptat.h>
+#include <linux/ptat_device.h>
 #include <linux/ptat_trap.h>
 #include <uapi/linux/ptat.h>
 
@@ -70,15 +72,20 @@ struct ptat_stat {
 extern bool ptat_trace_pmd_tables;
 extern bool ptat_trace_secureexec;
 extern bool ptat_is_detached;
+extern struct mutex ptat_start_lock;
+int ptat_start(struct ptat_device *dev);
 
 /* region.c */
 extern void __iomem *ptat_region_io;
-int ptat_region_init(void);
+int ptat_region_init(struct ptat_device *dev);
+int ptat_region_claim(struct ptat_device *dev);
 void ptat_region_exit(void);
 void ptat_region_write(unsigned long offset, u64 val);
 u64 ptat_region_read(unsigned long offset);
 bool ptat_region_responds(void);
-void ptat_region_clear(void);
+int ptat_region_clear(void);
+void ptat_region_stop(void);
+extern bool ptat_marks_by_load;
 u64 ptat_mark(void);
 u64 ptat_last_seq(void);
 
@@ -106,12 +113,27 @@ void ptat_forget_all(void);
 unsigned long ptat_secureexecs(void);
 
 /* readback.c */
+void ptat_readback_init(void);
 void ptat_set_readback(bool on);
 
 /* detach.c */
+void ptat_detach_init(void);
+int ptat_attach(struct ptat_device *dev);
 unsigned long ptat_detaches(void);
 int ptat_trap_attach(void);
 void ptat_trap_detach(void);
+
+/* sysfs.c */
+void ptat_sysfs_init(void);
+
+/* debugfs.c */
+#ifdef CONFIG_DEBUG_FS
+void ptat_debugfs_init(void);
+#else
+static inline void ptat_debugfs_init(void)
+{
+}
+#endif
 
 /* How a miss is let through. */
 enum ptat_trap_method {
@@ -124,11 +146,16 @@ enum ptat_trap_method {
 /* trap.c */
 #ifdef CONFIG_PTAT_TRAP
 int ptat_trap_init(void);
+void ptat_ring_init(void);
 void ptat_ring_wake(void);
 #else
 static inline int ptat_trap_init(void)
 {
 	return 0;
+}
+
+static inline void ptat_ring_init(void)
+{
 }
 
 static inline void ptat_ring_wake(void)
@@ -149,7 +176,7 @@ static __always_inline bool ptat_detached(void)
 	return READ_ONCE(ptat_is_detached);
 }
 
-/* Boot has found a region that can be used. */
+/* There is a region that can be used. */
 static inline bool ptat_ready(void)
 {
 	return ptat_tables;

@@ -158,7 +158,7 @@ void ptat_pool_stat(struct ptat_stat *stat)
 	spin_unlock_irqrestore(&pool.lock, flags);
 }
 
-int __init ptat_pool_init(void)
+int ptat_pool_init(void)
 {
 	unsigned long flags;
 	u32 i;

@@ -5,7 +5,6 @@
  */
 #define pr_fmt(fmt) "ptat: " fmt
 
-#include <linux/init.h>
 #include <linux/panic.h>
 #include <linux/workqueue.h>
 
@@ -52,10 +51,11 @@ void ptat_set_readback(bool on)
 	static_branch_disable(&ptat_readback_key);
 }
 
-static int __init ptat_readback_init(void)
+/**
+ * ptat_readback_init - read back, if the region is a device
+ */
+void ptat_readback_init(void)
 {
-	if (ptat_ready() && !ptat_region_is_ram && !ptat_trapping())
+	if (!ptat_region_is_ram && !ptat_trapping())
 		static_branch_enable(&ptat_readback_key);
-	return 0;
 }
-late_initcall_sync(ptat_readback_init);

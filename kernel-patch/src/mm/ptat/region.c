@@ -12,8 +12,12 @@
 
 #include "internal.h"
 
-void __iomem *ptat_region_io __ro_after_init;	/* uncached on a bus */
+void __iomem *ptat_region_io __read_mostly;	/* uncached on a bus */
+bool ptat_marks_by_load;	/* else by stores */
 static atomic64_t last_seq;
+
+/* What the region is part of, if that has a driver. */
+static struct ptat_device *device;
 
 /**
  * ptat_region_write - store a word to the region, unless it is detached
@@ -59,13 +63,9 @@ bool ptat_region_lost(void)
 {
 	return ptat_enabled() && !ptat_detached() && !ptat_region_responds();
 }
+EXPORT_SYMBOL_GPL(ptat_region_lost);
 
-/**
- * ptat_region_clear - zero the region, but for the canary
- *
- * Context: may sleep; the hardware does not walk the region.
- */
-void ptat_region_clear(void)
+static void store_zeroes(void)
 {
 	unsigned long offset;
 
@@ -74,14 +74,55 @@ void ptat_region_clear(void)
 		if (!offset_in_page(offset))
 			cond_resched();
 	}
+}
+
+/**
+ * ptat_region_clear - zero the region, but for the canary
+ *
+ * Return: 0, or what the device says that failed to do so.
+ *
+ * Context: may sleep; the hardware does not walk the region.
+ */
+int ptat_region_clear(void)
+{
+	int err;
+
+	if (device) {
+		err = device->clear(device);
+		if (err)
+			return err;
+	} else {
+		store_zeroes();
+	}
 	__raw_writeq(PTAT_CANARY, ptat_region_io + PTAT_CANARY_OFFSET);
+	return 0;
+}
+
+/**
+ * ptat_region_stop - let no walk wait for the device
+ *
+ * A CPU that waits for its walk cannot be stopped.
+ *
+ * Context: may sleep.
+ */
+void ptat_region_stop(void)
+{
+	if (device)
+		device->stop(device);
 }
 
 /**
  * ptat_mark - number an event of the log
  *
- * Store the number to the region, where a device sees it between the walks.
- * Call this, log the event, and only then do what the event announces.
+ * Store the number to the region, or load a word there, where a device sees it
+ * between the walks.  Call this, log the event, and only then do what the event
+ * announces.
+ *
+ * A memory controller completes a store when it has queued it, and may write it
+ * to the DIMM after reads of later walks.  A load has been on the bus when it
+ * completes, and it completes before any later store of this CPU: uncached
+ * loads are not reordered with stores.  Nothing is stored to the slots then, so
+ * the load cannot be answered from the queue either.
  *
  * Return: the number.
  */
@@ -89,7 +130,10 @@ u64 ptat_mark(void)
 {
 	u64 seq = atomic64_inc_return(&last_seq);
 
-	ptat_region_write(ptat_marker_offset(seq), seq);
+	if (!READ_ONCE(ptat_marks_by_load))
+		ptat_region_write(ptat_marker_offset(seq), seq);
+	else if (!ptat_detached())
+		ptat_region_read(ptat_marker_offset(seq));
 	return seq;
 }
 
@@ -102,15 +146,23 @@ u64 ptat_last_seq(void)
 }
 
 /* Does the word at @offset keep what is written to it? */
-static bool __init word_keeps_value(unsigned long offset)
+static bool word_keeps_value(unsigned long offset)
 {
 	static const u64 pattern = 0x0123456789abcdef;
 
-	ptat_region_write(offset, pattern);
+	__raw_writeq(pattern, ptat_region_io + offset);
 	return ptat_region_read(offset) == pattern;
 }
 
-int __init ptat_region_init(void)
+/**
+ * ptat_region_claim - take the addresses of the region, which is mapped
+ * @dev: the device that it is part of; NULL if that has no driver
+ *
+ * Return: 0, or why it cannot be used.
+ *
+ * Context: may sleep; the hardware does not walk the region.
+ */
+int ptat_region_claim(struct ptat_device *dev)
 {
 	if (!ptat_region_is_ram && security_locked_down(LOCKDOWN_PCI_ACCESS)) {
 		pr_err("the kernel is locked down, the region must be RAM\n");
@@ -120,28 +172,48 @@ int __init ptat_region_init(void)
 		pr_err("region is in use, see /proc/iomem\n");
 		return -EBUSY;
 	}
-	ptat_region_io = ptat_arch_map_region(ptat_map.region, ptat_map.size);
-	if (!ptat_region_io) {
-		pr_err("can't map the region\n");
-		goto err_release;
-	}
 	/* Firmware, or the kernel before kexec, may have left dirty lines. */
 	ptat_arch_flush_caches();
 	if (!word_keeps_value(0) || !word_keeps_value(ptat_map.size - PTAT_ENTRY_BYTES)) {
 		pr_err("no memory answers in the region\n");
-		goto err_unmap;
+		release_mem_region(ptat_map.region, ptat_map.size);
+		return -EIO;
 	}
-	ptat_region_clear();
+	device = dev;
 	return 0;
-
-err_unmap:
-	iounmap(ptat_region_io);
-err_release:
-	release_mem_region(ptat_map.region, ptat_map.size);
-	return -ENOMEM;
 }
 
-void __init ptat_region_exit(void)
+/**
+ * ptat_region_init - map, claim and clear the region
+ * @dev: the device that it is part of; NULL if that has no driver
+ */
+int ptat_region_init(struct ptat_device *dev)
+{
+	int err;
+
+	ptat_region_io = ptat_arch_map_region(ptat_map.region, ptat_map.size);
+	if (!ptat_region_io) {
+		pr_err("can't map the region\n");
+		return -ENOMEM;
+	}
+	err = ptat_region_claim(dev);
+	if (err)
+		goto err_unmap;
+	err = ptat_region_clear();
+	if (err) {
+		pr_err("can't clear the region\n");
+		goto err_release;
+	}
+	return 0;
+
+err_release:
+	release_mem_region(ptat_map.region, ptat_map.size);
+err_unmap:
+	iounmap(ptat_region_io);
+	return err;
+}
+
+void ptat_region_exit(void)
 {
 	iounmap(ptat_region_io);
 	release_mem_region(ptat_map.region, ptat_map.size);

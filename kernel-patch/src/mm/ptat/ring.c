@@ -322,14 +322,17 @@ static struct miscdevice ring_device = {
 	.mode = 0600,
 };
 
-static int __init ring_init(void)
+/**
+ * ptat_ring_init - show /dev/ptat, if misses trap
+ */
+void ptat_ring_init(void)
 {
 	int cpu;
 
-	if (!ptat_ready() || !ptat_trapping())
-		return 0;
+	if (!ptat_trapping())
+		return;
 	for_each_possible_cpu(cpu)
 		init_irq_work(&per_cpu_ptr(&rings, cpu)->wake, wake_recorder);
-	return misc_register(&ring_device);
+	if (misc_register(&ring_device))
+		pr_err("can't make /dev/ptat\n");
 }
-late_initcall_sync(ring_init);

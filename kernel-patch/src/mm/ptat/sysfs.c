@@ -2,6 +2,8 @@
 /*
  * PTAT: /sys/kernel/mm/ptat, see Documentation/ABI/testing/sysfs-kernel-mm-ptat.
  */
+#define pr_fmt(fmt) "ptat: " fmt
+
 #include <linux/capability.h>
 #include <linux/kobject.h>
 #include <linux/kstrtox.h>
@@ -60,6 +62,26 @@ static ssize_t levels_store(struct kobject *kobj, struct kobj_attribute *attr, c
 	if (i < 0)
 		return i;
 	WRITE_ONCE(ptat_trace_pmd_tables, i);
+	return count;
+}
+
+static const char * const marker_access_names[] = { "store", "load" };
+
+static ssize_t marker_access_show(struct kobject *kobj, struct kobj_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%s\n", marker_access_names[READ_ONCE(ptat_marks_by_load)]);
+}
+
+static ssize_t marker_access_store(struct kobject *kobj, struct kobj_attribute *attr,
+				   const char *buf, size_t count)
+{
+	int i = sysfs_match_string(marker_access_names, buf);
+
+	if (!may_control())
+		return -EPERM;
+	if (i < 0)
+		return i;
+	WRITE_ONCE(ptat_marks_by_load, i);
 	return count;
 }
 
@@ -125,6 +147,7 @@ static ssize_t detach_store(struct kobject *kobj, struct kobj_attribute *attr, c
 
 static struct kobj_attribute self_attr = __ATTR_RW_MODE(self, 0600);
 static struct kobj_attribute levels_attr = __ATTR_RW_MODE(levels, 0600);
+static struct kobj_attribute marker_access_attr = __ATTR_RW_MODE(marker_access, 0600);
 static struct kobj_attribute marker_attr = __ATTR(marker, 0200, NULL, marker_store);
 static struct kobj_attribute detach_attr = __ATTR(detach, 0200, NULL, detach_store);
 
@@ -135,6 +158,7 @@ static struct attribute *control_attrs[] = {
 	&readback_attr.attr,
 	&secureexec_attr.attr,
 	&marker_attr.attr,
+	&marker_access_attr.attr,
 	&detach_attr.attr,
 	NULL
 };
@@ -241,19 +265,17 @@ static const struct attribute_group *groups[] = {
 	NULL
 };
 
-static int __init ptat_sysfs_init(void)
+/**
+ * ptat_sysfs_init - show the files
+ *
+ * Without them nothing can be traced.
+ */
+void ptat_sysfs_init(void)
 {
-	struct kobject *kobj;
-	int err;
+	struct kobject *kobj = kobject_create_and_add("ptat", mm_kobj);
 
-	if (!ptat_ready())
-		return 0;
-	kobj = kobject_create_and_add("ptat", mm_kobj);
-	if (!kobj)
-		return -ENOMEM;
-	err = sysfs_create_groups(kobj, groups);
-	if (err)
-		kobject_put(kobj);
-	return err;
+	if (kobj && !sysfs_create_groups(kobj, groups))
+		return;
+	kobject_put(kobj);
+	pr_err("no memory for the files in sysfs\n");
 }
-late_initcall_sync(ptat_sysfs_init);

@@ -11,12 +11,12 @@
 #include <linux/kernel.h>
 #include <linux/memblock.h>
 #include <linux/ptat.h>
+#include <linux/ptat_device.h>
 #include <linux/sizes.h>
 
 #include <asm/e820/api.h>
 #include <asm/processor.h>
 
-#define PTAT_MIN_SIZE	SZ_256K
 #define PTAT_MIN_ADDR	SZ_16M	/* in RAM: old devices need what is below */
 
 static unsigned long size __initdata, addr __initdata;

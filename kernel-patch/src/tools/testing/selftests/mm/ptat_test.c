@@ -848,6 +848,7 @@ static void control(void)
 	require(write_file(SYSFS "marker", "x") == -EINVAL);
 	require(write_file(SYSFS "self", "3") == -EINVAL);
 	require(write_file(SYSFS "levels", "pud") == -EINVAL);
+	require(write_file(SYSFS "marker_access", "both") == -EINVAL);
 	require(write_file(SYSFS "aging", "perhaps") == -EINVAL);
 	require(write_file(SYSFS "readback", "perhaps") == -EINVAL);
 	require(write_file(SYSFS "detach", "0") == -EINVAL);
@@ -985,6 +986,24 @@ static void readback(void)
 		!strcmp(text, before));
 }
 
+/* That it is a load, a recorder sees. */
+static void marks_by_load(void)
+{
+	unsigned long seq = stat_number("seq");
+	char text[16];
+
+	if (recorded)
+		_exit(KSFT_SKIP);
+	require(!write_file(SYSFS "marker_access", "load"));
+	require(read_file(SYSFS "marker_access", text, sizeof(text)) &&
+		!strcmp(text, "load\n"));
+	first_touch();
+	threads();
+	require(stat_number("seq") > seq);
+	require(!write_file(SYSFS "marker_access", "store"));
+	check_region();
+}
+
 static bool detached;
 
 static void *churn_until_detached(void *arg)
@@ -1103,6 +1122,7 @@ static const struct {
 	{ "huge pages without tables", huge_pages_without_tables },
 	{ "sleep", sleeping },
 	{ "read back", readback },
+	{ "marks by load", marks_by_load },
 };
 
 /* In a traced child; all but detaching is one of the tests. */

@@ -35,8 +35,8 @@ from ptat_parser.formats.session import Session
 from ptat_parser.kernel.log import read_kernel_log, traced_spaces
 from ptat_parser.results.export import DRMEMTRACE
 from ptat_parser.results.trace import Trace
-from ptat_studies import access_text
-from ptat_studies.access_text import FETCH, LAST
+from ptat_studies.pagesize import access_text
+from ptat_studies.pagesize.access_text import FETCH, LAST
 
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]

@@ -8,34 +8,27 @@ from __future__ import annotations
 
 import base64
 import html
-import io
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ptat_host.reports.session_report import printable
 from ptat_host.sizes import format_size
-from ptat_studies import pagesize
-from ptat_studies.memory_time import FAST_HDD, HDD, NVM, SLOW_NVM
-from ptat_studies.pagesize import COMMON_BYTES, COMPARED_PERCENT, Study, Workload, nearest
+from ptat_studies.files import write_whole
+from ptat_studies.pagesize import tables
+from ptat_studies.pagesize.memory_time import STORAGES
+from ptat_studies.pagesize.study import Study
+from ptat_studies.pagesize.workload import COMMON_BYTES, COMPARED_PERCENT, Workload, nearest
+from ptat_studies.svg import MARKERS, PANEL_INCHES, panels, size_axis, svg, write_figures
 
 COLUMNS = 3
-PANEL_INCHES = (3.6, 2.8)
 FIRST_PERCENT = 30
 """Of the paper's curves of page fault rates."""
-_MARKERS = "osD^v<>pP*"
-
-# The same figures make the same files.
-matplotlib.rcParams["svg.hashsalt"] = "ptat"
-matplotlib.rcParams["font.size"] = 8
 
 
 def figures(study: Study) -> dict[str, tuple[str, Figure]]:
@@ -81,13 +74,8 @@ def figures(study: Study) -> dict[str, tuple[str, Figure]]:
 
 
 def write(study: Study, directory: Path) -> None:
-    """Write each figure as ``NAME.svg``.
-
-    Raises `OSError` if that is not possible; then no file is left half written.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, (_, figure) in figures(study).items():
-        _replace(directory / f"{name}.svg", _svg(figure))
+    """Write each figure as ``NAME.svg``; raises `OSError` if that is not possible."""
+    write_figures({name: figure for name, (_, figure) in figures(study).items()}, directory)
 
 
 def write_html(study: Study, target: Path) -> None:
@@ -95,9 +83,9 @@ def write_html(study: Study, target: Path) -> None:
 
     Raises `OSError` if that is not possible; then nothing is left half written.
     """
-    parts = [f"<p>{_escape(pagesize.circumstances(study.settings))}</p>"]
+    parts = [f"<p>{_escape(tables.circumstances(study.settings))}</p>"]
     parts += [f"<p>{_escape(note)}</p>" for note in study.notes]
-    for numbers in pagesize.tables(study):
+    for numbers in tables.tables(study):
         head = "".join(f"<th>{_escape(column)}</th>" for column in numbers.columns)
         rows = "".join(
             f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>"
@@ -108,122 +96,89 @@ def write_html(study: Study, target: Path) -> None:
             f"</tr></thead><tbody>{rows}</tbody></table></div></section>"
         )
     for name, (caption, figure) in figures(study).items():
-        image = base64.b64encode(_svg(figure)).decode()
+        image = base64.b64encode(svg(figure)).decode()
         parts.append(
             f"<section><h2>Figure {name.removeprefix('fig')}</h2><figure>"
             f"<img alt='{_escape(caption)}' src='data:image/svg+xml;base64,{image}'>"
             f"<figcaption>{_escape(caption)}</figcaption></figure></section>"
         )
     style = files("ptat_host").joinpath("html_report", "page.css").read_text()
-    text = files("ptat_studies").joinpath("pagesize.html").read_text()
-    for mark, part in (
-        ("@STYLE@", style),
-        ("@BODY@", "\n".join(parts)),
-    ):
-        text = text.replace(mark, part.rstrip("\n"))
-    _replace(target, text.encode(errors="replace"))
+    text = files("ptat_studies").joinpath("pagesize/page.html").read_text()
+    text = text.replace("@STYLE@", style.rstrip("\n")).replace("@BODY@", "\n".join(parts))
+    write_whole(target, text.encode(errors="replace"))
 
 
 def _escape(text: str) -> str:
     return html.escape(printable(text))
 
 
-def _svg(figure: Figure) -> bytes:
-    data = io.BytesIO()
-    figure.savefig(data, format="svg", metadata={"Date": None})
-    return data.getvalue()
-
-
-def _replace(target: Path, data: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink()
-        raise
-
-
 # Panels -------------------------------------------------------------------------------------------
 
 
-def _panels(count: int, columns: int = COLUMNS) -> tuple[Figure, list[Axes]]:
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure = Figure((PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
-    panels: list[Axes] = [figure.add_subplot(rows, columns, at + 1) for at in range(count)]
-    return figure, panels
-
-
-def _page_axis(axes: Axes, sizes: Sequence[int], title: str, quantity: str) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(sizes), [format_size(size).removesuffix("iB") for size in sizes])
-    axes.minorticks_off()
-    axes.tick_params(axis="x", labelrotation=45)
+def _page_axis(axes: Axes, study: Study, title: str, quantity: str) -> None:
+    size_axis(axes, study.settings.page_sizes)
     axes.set_title(title)
     axes.set_xlabel("page size")
     axes.set_ylabel(quantity)
-    axes.grid(alpha=0.3)
 
 
 def _lines(axes: Axes, study: Study, values: Callable[[Workload], tuple[Any, Any]]) -> None:
     for at, one in enumerate(study.workloads):
         x, y = values(one)
         if len(x):
-            axes.plot(x, y, label=printable(one.name), color=f"C{at}", marker=_MARKERS[at % 10])
+            axes.plot(
+                x, y, label=printable(one.name), color=f"C{at}", marker=MARKERS[at % len(MARKERS)]
+            )
 
 
 def _storages(study: Study, percent: int) -> Figure:
-    figure, panels = _panels(4, columns=2)
-    for axes, storage in zip(panels, (HDD, FAST_HDD, SLOW_NVM, NVM), strict=True):
+    figure, all_axes = panels(4, columns=2)
+    for axes, storage in zip(all_axes, STORAGES, strict=True):
 
-        def values(one: Workload, storage: str = storage.name) -> tuple[Any, Any]:
+        def values(one: Workload, storage: str = storage) -> tuple[Any, Any]:
             times = np.add(*one.times_ns(percent, storage))
             sizes = one.sizes(percent)
             common = times[sizes == COMMON_BYTES]
             return sizes, times / (common[0] if common.size else 1)
 
-        _page_axis(axes, study.settings.page_sizes, storage.name, "access time / that with 4 KiB")
+        _page_axis(axes, study, storage, "access time / that with 4 KiB")
         _lines(axes, study, values)
         axes.set_yscale("log")
-    panels[0].legend()
+    all_axes[0].legend()
     return figure
 
 
 def _parts(study: Study, percent: int) -> Figure:
-    figure, panels = _panels(2)
-    for axes, storage in zip(panels, (HDD, NVM), strict=True):
+    figure, all_axes = panels(2, COLUMNS)
+    for axes, storage in zip(all_axes, ("hdd", "nvm"), strict=True):
         whole = [
-            one.times_ns(percent, storage.name)
+            one.times_ns(percent, storage)
             for one in study.workloads
             if one.sizes(percent).size == len(study.settings.page_sizes)
         ]
-        _page_axis(axes, study.settings.page_sizes, storage.name, "ns")
+        _page_axis(axes, study, storage, "ns")
         if whole:
             for label, part in (("address translation", 0), ("data access", 1)):
                 mean = np.mean([times[part] for times in whole], axis=0)
-                axes.plot(study.settings.page_sizes, mean, marker=_MARKERS[part], label=label)
+                axes.plot(study.settings.page_sizes, mean, marker=MARKERS[part], label=label)
             axes.legend()
         axes.set_yscale("log")
     return figure
 
 
 def _tlb(study: Study) -> Figure:
-    figure, (axes,) = _panels(1)
-    _page_axis(axes, study.settings.page_sizes, "", "TLB miss rate")
+    figure, (axes,) = panels(1, COLUMNS)
+    _page_axis(axes, study, "", "TLB miss rate")
     _lines(axes, study, lambda one: (one.sizes(), one.tlb_rates()))
     axes.legend()
     return figure
 
 
 def _tlb_functions(study: Study) -> Figure:
-    figure, panels = _panels(len(study.workloads))
-    for axes, one in zip(panels, study.workloads, strict=True):
+    figure, all_axes = panels(len(study.workloads), COLUMNS)
+    for axes, one in zip(all_axes, study.workloads, strict=True):
         sizes = np.geomspace(one.sizes()[0], one.sizes()[-1], 200)
-        _page_axis(axes, study.settings.page_sizes, printable(one.name), "TLB miss rate")
+        _page_axis(axes, study, printable(one.name), "TLB miss rate")
         axes.plot(one.sizes(), one.tlb_rates(), "ko", label="simulated")
         for name, fit in one.tlb_fits.items():
             axes.plot(sizes, fit(sizes / 1024), label=name)
@@ -232,9 +187,9 @@ def _tlb_functions(study: Study) -> Figure:
 
 
 def _faults(study: Study, functions: bool) -> Figure:
-    figure, panels = _panels(len(study.workloads))
-    for axes, one in zip(panels, study.workloads, strict=True):
-        _page_axis(axes, study.settings.page_sizes, printable(one.name), "page fault rate")
+    figure, all_axes = panels(len(study.workloads), COLUMNS)
+    for axes, one in zip(all_axes, study.workloads, strict=True):
+        _page_axis(axes, study, printable(one.name), "page fault rate")
         shown = [percent for percent in one.percents if percent >= FIRST_PERCENT] or one.percents
         for at, percent in enumerate(shown):
             sizes, color = one.sizes(percent), f"C{at}"
@@ -248,15 +203,15 @@ def _faults(study: Study, functions: bool) -> Figure:
 
 
 def _validation(study: Study, percent: int) -> Figure:
-    figure, panels = _panels(2)
-    for axes, model in zip(panels, (False, True), strict=True):
+    figure, all_axes = panels(2, COLUMNS)
+    for axes, model in zip(all_axes, (False, True), strict=True):
 
         def values(one: Workload, model: bool = model) -> tuple[Any, Any]:
             times = one.times_ns(percent, study.settings.storage, model)
             return one.sizes(percent), np.add(*times)
 
         title = "by the functions" if model else "simulated"
-        _page_axis(axes, study.settings.page_sizes, title, "memory access time (ns)")
+        _page_axis(axes, study, title, "memory access time (ns)")
         _lines(axes, study, values)
         axes.legend()
     return figure

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.errors import PtatError
-from ptat_studies import paging
-from ptat_studies.paging import Clock, StackDistances
-from ptat_studies.references import References
+from ptat_studies.pagesize import paging
+from ptat_studies.pagesize.paging import Clock, StackDistances
+from ptat_studies.pagesize.references import References
 
 I64 = npt.NDArray[np.int64]
 

@@ -9,62 +9,61 @@ those here are of the kinds of device it speaks of, and can all be changed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 Number = TypeVar("Number", float, F64)
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 COMMON_PAGE_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TLB and DRAM."""
 
-    tlb_ns: float = 1.0
+    tlb_ns: NotNegative = 1.0
     """A look-up."""
-    access_ns: float = 50.0
+    access_ns: Positive = 50.0
     """Of DRAM; the page table takes one, too."""
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where pages come from."""
 
-    name: str
-    latency_ns: float
+    latency_ns: NotNegative = 0.0
     """Of any access, whatever its size."""
-    seek_ns: float
+    seek_ns: NotNegative = 0.0
     """Until the head is there."""
-    bytes_per_second: float
+    bytes_per_second: Positive
 
     def fault_ns(self, page_bytes: int) -> float:
         """To bring in a page."""
         return self.latency_ns + self.seek_ns + page_bytes * 1e9 / self.bytes_per_second
 
-    def as_fast_as(self, other: Storage, name: str) -> Storage:
+    def as_fast_as(self, other: Storage) -> Storage:
         """The same behaviour at another speed: as long for a page of 4 KiB as `other` takes."""
         scale = other.fault_ns(COMMON_PAGE_BYTES) / self.fault_ns(COMMON_PAGE_BYTES)
         return Storage(
-            name,
-            self.latency_ns * scale,
-            self.seek_ns * scale,
-            self.bytes_per_second / scale,
+            latency_ns=self.latency_ns * scale,
+            seek_ns=self.seek_ns * scale,
+            bytes_per_second=self.bytes_per_second / scale,
         )
 
 
 # A disk of 7,200 turns a minute: half a turn, an average seek, its sustained rate.
-HDD = Storage("hdd", latency_ns=4.2e6, seek_ns=8.5e6, bytes_per_second=150e6)
+HDD = Storage(latency_ns=4.2e6, seek_ns=8.5e6, bytes_per_second=150e6)
 # A module of Optane DC: Izraelevitz et al., Basic Performance Measurements of the Intel Optane DC
 # Persistent Memory Module (arXiv:1903.05714): a random read, and the most that can be read.
-NVM = Storage("nvm", latency_ns=305.0, seek_ns=0.0, bytes_per_second=6.6e9)
+NVM = Storage(latency_ns=305.0, bytes_per_second=6.6e9)
 # The paper's two hypothetical ones: NVM's speed with a head, HDD's without.
-FAST_HDD = HDD.as_fast_as(NVM, "fast-hdd")
-SLOW_NVM = NVM.as_fast_as(HDD, "slow-nvm")
-STORAGES = {one.name: one for one in (HDD, FAST_HDD, SLOW_NVM, NVM)}
+FAST_HDD = HDD.as_fast_as(NVM)
+SLOW_NVM = NVM.as_fast_as(HDD)
+STORAGES = {"hdd": HDD, "fast-hdd": FAST_HDD, "slow-nvm": SLOW_NVM, "nvm": NVM}
 
 
 def address_ns(memory: Memory, tlb_rate: Number) -> Number:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ptat_parser.compiled.jit import Integer, jit
 from ptat_parser.errors import BadInput, PtatError
-from ptat_studies.accesses import Accesses, Batch, Kind, Rejected
+from ptat_studies.pagesize.accesses import Accesses, Batch, Kind, Rejected
 
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]

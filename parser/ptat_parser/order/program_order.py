@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Makes a capture behind a memory controller one in program order, for the replay.
+
+A controller queues stores and answers reads from its queue (`board.contract` in session.json), so
+the DIMM's bus lacks some accesses, has others twice, and shows stores late. What it does show, and
+the kernel's log, tell what the CPUs did::
+
+    RD ─ scrub ─ marker loads ─ underfills (the last RD of a line before its WR) ─ walks
+    WR ─ until when each logged store was in the queue (`write_windows`)
+    log ─ stores, each at its event's time ─ faults ─ walks that the queue answered (inferred)
+
+The result has a store for each entry event, a marker store for each marker load, and a read for
+each walk that was seen or inferred. What remains uncertain is counted: `Found`.
+
+All of a capture is in memory here. Bus times are ticks since its first record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser import wire
+from ptat_parser.capture.chunks import Lost, MarkRecord
+from ptat_parser.capture.merge import Reader
+from ptat_parser.capture.writer import BlockWriter
+from ptat_parser.errors import BadInput
+from ptat_parser.formats.session import Contract, Region, Session
+from ptat_parser.kernel import tracepoints
+from ptat_parser.kernel.log import KernelLog
+from ptat_parser.order import clock, markers
+from ptat_parser.order.line_times import LineTimes
+from ptat_parser.order.queue_inference import (
+    NO_READS,
+    Inferred,
+    Links,
+    Pages,
+    Queue,
+    Walks,
+    infer,
+)
+from ptat_parser.order.scrub import find_scrub
+from ptat_parser.order.write_windows import STILL_QUEUED, Stores, store_delay, underfills, windows
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+LINE_BYTES = 64
+"""Of a DIMM: what a controller queues."""
+WRITE_AHEAD_S = 0.2e-6
+"""A WR may seem to be so much earlier than its store, as far as clocks go."""
+SCRUB_LATE_S = 50e-6
+"""A read of patrol scrub may be so late: reads and writes of the CPUs come first."""
+
+
+@dataclass
+class Found:
+    """What was found on the bus, and what was not; see docs/formats.md, `controller`."""
+
+    writes: int = 0
+    stores: int = 0
+    writes_without_event: int = 0
+    underfills: int = 0
+    writes_without_underfill: int = 0
+    scrubs: int = 0
+    inferred: int = 0
+    inferred_faults: int = 0
+    in_doubt: int = 0
+    possible: int = 0
+
+    def summary(self, misses: int) -> dict[str, Any]:
+        """`controller` of summary.json, with the bound for the true number of `misses`."""
+        bound = {"low": misses - self.in_doubt, "high": misses + self.in_doubt + self.possible}
+        return asdict(self) | {"misses": bound}
+
+
+class Marks(NamedTuple):
+    """Accesses of one kind: when, and of what address."""
+
+    time: I64
+    address: U64
+
+
+class Stream(NamedTuple):
+    """A capture in arrays, with what else is in it."""
+
+    time: I64
+    address: U64
+    write: Bools
+    lost: list[Lost]
+    marks: list[MarkRecord]
+    start_ticks: int
+
+
+def is_needed(session: Session) -> bool:
+    """Whether the capture is not what the CPUs did, with markers that are stores."""
+    return not session.board.contract.is_program_order or session.region.markers != "store"
+
+
+def read_stream(reader: Reader) -> Stream:
+    """All of a capture."""
+    chunks = list(reader)
+    lost = [lost for chunk in chunks for lost in chunk.lost]
+    marks = [mark for chunk in chunks for mark in chunk.marks]
+    time = np.concatenate([np.empty(0, np.uint64), *(chunk.time for chunk in chunks)])
+    starts = [*(mark.time_ticks for mark in marks), *time[:1].tolist()]
+    start_ticks = min(starts, default=0)
+    return Stream(
+        (time - np.uint64(start_ticks)).view(np.int64),
+        np.concatenate([np.empty(0, np.uint64), *(chunk.address for chunk in chunks)]),
+        np.concatenate([np.empty(0, np.bool_), *(chunk.write for chunk in chunks)]),
+        lost,
+        marks,
+        start_ticks,
+    )
+
+
+def in_program_order(session: Session, reader: Reader, log: KernelLog, target: BinaryIO) -> Found:
+    """Write the capture to a binary file `target`, as the CPUs made it.
+
+    :raises BadInput: what the log must have was not recorded.
+    """
+    contract = session.board.contract
+    _require_events(session)
+    stream = read_stream(reader)
+    found = Found()
+    kinds = _kinds(session, stream, log)
+    found.scrubs = int(np.count_nonzero(kinds.scrub))
+    marker_rows = np.flatnonzero(kinds.marker)
+    marker = Marks(stream.time[marker_rows], stream.address[marker_rows])
+    if contract.is_program_order:
+        others = ~kinds.marker
+        rest = Marks(stream.time[others], stream.address[others])
+        _write(target, stream, [(rest, stream.write[others]), (marker, True)])
+        return found
+    fitted, placed = _clock(session, stream, marker, log)
+    stores, faults, links = _of_log(session, stream, log, fitted, placed)
+    found.stores = stores.time.size
+    tick_hz = session.channel.tick_hz
+    write_line, write_time = kinds.line[kinds.write], stream.time[kinds.write]
+    delay = store_delay(stores, write_line, write_time, tick_hz)
+    stores = stores._replace(time=stores.time + delay)
+    slack = round(WRITE_AHEAD_S * tick_hz) if not delay else 0
+    written = windows(stores, write_line, write_time, slack)
+    found.writes = int(np.count_nonzero(kinds.write))
+    found.writes_without_event = written.writes_without_event
+    walk = kinds.walk
+    if contract.ecc:
+        walk = walk & ~_underfills(kinds, stream, stores, written.until, contract, found)
+    seen = Marks(stream.time[walk], stream.address[walk])
+    inferred = Inferred(NO_READS, NO_READS, 0, 0)
+    if contract.forwarding:
+        queue = Queue(stores, written.until, contract.ecc)
+        walks = _walks(session, kinds, stream, walk, log, placed)
+        inferred = infer(walks, queue, faults, links, tick_hz, session.kernel.cpus)
+    found.inferred, found.inferred_faults = inferred.retries.time.size, inferred.faults.time.size
+    found.in_doubt, found.possible = inferred.in_doubt, inferred.possible
+    line_mask = np.uint64(~(session.board.granularity_bytes - 1) & 0xFFFF_FFFF_FFFF_FFFF)
+    _write(
+        target,
+        stream,
+        [
+            (seen, False),
+            (marker, True),
+            (Marks(stores.time + 1, stores.address & line_mask), True),
+            (Marks(inferred.retries.time, inferred.retries.address & line_mask), False),
+            (Marks(inferred.faults.time, inferred.faults.address & line_mask), False),
+        ],
+    )
+    return found
+
+
+def _require_events(session: Session) -> None:
+    needed = {*tracepoints.ENTRY_EVENTS, *tracepoints.FAULT_EVENTS}
+    if not session.board.contract.is_program_order and needed - set(session.kernel.events):
+        raise BadInput(
+            f"{session.path}: behind a memory controller a trace needs entry and fault events",
+            "record with --entries and --faults",
+        )
+
+
+def _underfills(
+    kinds: _KindsOf, stream: Stream, stores: Stores, until: I64, contract: Contract, found: Found
+) -> Bools:
+    """Which accesses are underfill reads."""
+    result = np.zeros(stream.time.size, np.bool_)
+    rows = np.flatnonzero(kinds.walk)
+    # Reads of a line whose store was not written before the end.
+    pending = (until == STILL_QUEUED) & contract.forwarding
+    result[rows], found.writes_without_underfill = underfills(
+        kinds.line[rows],
+        stream.time[rows],
+        kinds.line[kinds.write],
+        stream.time[kinds.write],
+        stores.line[pending],
+        stores.time[pending],
+    )
+    found.underfills = int(np.count_nonzero(result))
+    return result
+
+
+class _KindsOf(NamedTuple):
+    """What each access is: the line it is of, and one of four."""
+
+    line: I64
+    scrub: Bools
+    marker: Bools
+    write: Bools
+    walk: Bools
+
+
+def _kinds(session: Session, stream: Stream, log: KernelLog) -> _KindsOf:
+    region, contract = session.region, session.board.contract
+    offset = stream.address - np.uint64(region.base)
+    inside = offset < np.uint64(region.size_bytes)
+    line = (stream.address // np.uint64(LINE_BYTES)).astype(np.int64)
+    marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
+    in_markers = inside & (offset < marker_bytes)
+    reads = np.flatnonzero(inside & ~stream.write)
+    scrub = np.zeros(stream.time.size, np.bool_)
+    if contract.scrub:
+        page = (offset[reads] >> np.uint64(12)).astype(np.int64)
+        used = np.zeros(region.size_bytes >> 12, np.bool_)
+        used[_table_pages(region, log)] = True
+        used[: int(marker_bytes) >> 12] = True
+        first_line = region.base // LINE_BYTES
+        scrub[reads] = find_scrub(
+            line[reads] - first_line,
+            stream.time[reads],
+            ~used[page],
+            region.size_bytes // LINE_BYTES,
+            round(SCRUB_LATE_S * session.channel.tick_hz),
+        )
+    marker = in_markers & ~scrub & (stream.write == (region.markers == "store"))
+    write = stream.write & ~in_markers
+    return _KindsOf(line, scrub, marker, write, ~stream.write & ~scrub & ~marker)
+
+
+def _table_pages(region: Region, log: KernelLog) -> I64:
+    """Pages of the region that hold a table some time."""
+    addresses = np.concatenate([log.tables["pa"], log.tables["slot_pa"]])
+    offset = addresses - np.uint64(region.base)
+    return np.unique(offset[offset < np.uint64(region.size_bytes)] >> np.uint64(12)).astype(
+        np.int64
+    )
+
+
+def _clock(
+    session: Session, stream: Stream, marker: Marks, log: KernelLog
+) -> tuple[clock.Clock, U64]:
+    """The clocks' relation as markers tell it, and when each table event's marker was, or 0."""
+    region = session.region
+    slot = (marker.address - np.uint64(region.base)) // np.uint64(region.marker_stride_bytes)
+    ticks = marker.time.view(np.uint64) + np.uint64(stream.start_ticks)
+    found = markers.MarkerStores(
+        np.arange(slot.size), ticks, slot.astype(np.int64), np.zeros(slot.size, np.bool_)
+    )
+    tick_hz = session.channel.tick_hz
+    nominal = session.kernel.tsc_hz / tick_hz
+    placed = markers.place(log.tables, found, region.marker_slots, nominal)
+    fitted = clock.fit(
+        found.time_ticks[placed.store],
+        log.tables["time"][placed.event],
+        tick_hz,
+        session.kernel.tsc_hz,
+        clock.Pairs(*markers.before_next(log.tables, placed)),
+    )
+    return fitted, placed.marker_ticks
+
+
+def _of_log(
+    session: Session, stream: Stream, log: KernelLog, fitted: clock.Clock, marker_ticks: U64
+) -> tuple[Stores, Pages, Links]:
+    """The log's stores, faults and links in ticks of the stream, each in order of time."""
+    region = session.region
+    tables, timed = log.tables, log.timed.between()
+    ticks = np.where(marker_ticks > 0, marker_ticks, fitted.to_ticks(tables["time"].copy()))
+    spaces = _spaces(log)
+
+    def since_start(of: U64) -> I64:
+        return of.view(np.int64) - stream.start_ticks
+
+    def mm_of(rows: npt.NDArray[Any]) -> I64:
+        return np.searchsorted(spaces, rows["mm"])
+
+    def page_of(rows: npt.NDArray[Any]) -> I64:
+        return (rows["va"] >> np.uint64(12)).astype(np.int64)
+
+    is_leaf = np.isin(tables["kind"], (tracepoints.LEAF_SET, tracepoints.LEAF_CLEAR))
+    is_link = tables["kind"] == tracepoints.TABLE_LINK
+    is_store = is_leaf | is_link
+    fault = timed["kind"] == tracepoints.FAULT
+    of_table, entry = tables[is_store], timed[~fault]
+    time = np.concatenate(
+        [since_start(ticks[is_store]), since_start(fitted.to_ticks(entry["time"].copy()))]
+    )
+    address = np.concatenate([of_table["slot_pa"], entry["slot_pa"]])
+    leaf_page = np.where(is_leaf[is_store], page_of(of_table), -1)
+    present = np.concatenate(
+        [
+            is_leaf[is_store] & (of_table["entry"] & np.uint64(1) == 1),
+            (entry["kind"] == tracepoints.ENTRY_SET) & (entry["entry"] & np.uint64(1) == 1),
+        ]
+    )
+    columns = Stores(
+        time,
+        address,
+        (address // np.uint64(LINE_BYTES)).astype(np.int64),
+        np.concatenate([mm_of(of_table), mm_of(entry)]),
+        np.concatenate([leaf_page, page_of(entry)]),
+        np.repeat([512, 1], [of_table.size, entry.size]),
+        present,
+    )
+    inside = address - np.uint64(region.base) < np.uint64(region.size_bytes)
+    last = int(stream.time[-1]) if stream.time.size else 0
+    inside &= (time >= 0) & (time <= last)
+    order = np.flatnonzero(inside)[np.argsort(time[inside], kind="stable")]
+    stores = Stores(*(column[order] for column in columns))  # type: ignore[arg-type]
+    of_fault, link = timed[fault], tables[is_link]
+    fault_time = since_start(fitted.to_ticks(of_fault["time"].copy()))
+    faults = Pages(mm_of(of_fault), page_of(of_fault), fault_time)
+    links = Links(
+        mm_of(link),
+        page_of(link),
+        link["level"].astype(np.int64),
+        since_start(ticks[is_link]),
+        link["slot_pa"].copy(),
+    )
+    return stores, faults, links
+
+
+def _walks(
+    session: Session,
+    kinds: _KindsOf,
+    stream: Stream,
+    walk: Bools,
+    log: KernelLog,
+    marker_ticks: U64,
+) -> Walks:
+    """The walks that were seen, each with whose table it read."""
+    tables = log.tables
+    spaces = _spaces(log)
+    given = np.isin(tables["kind"], (tracepoints.TABLE_ALLOC, tracepoints.TABLE_LINK))
+    given &= tables["pa"] - np.uint64(session.region.base) < np.uint64(session.region.size_bytes)
+    rows = np.flatnonzero(given)
+    pages = (tables["pa"][rows] >> np.uint64(12)).astype(np.int64)
+    ticks = marker_ticks[rows].view(np.int64) - stream.start_ticks
+    owned = LineTimes(pages, np.maximum(ticks, 0))
+    time, line = stream.time[walk], kinds.line[walk]
+    place = owned.last_before(line * LINE_BYTES >> 12, time + 1)
+    event = rows[owned.order[place]] if rows.size else place
+    mm = np.where(place >= 0, np.searchsorted(spaces, tables["mm"][event]), -1)
+    return Walks(time, line, mm, (place >= 0) & (tables["level"][event] == 1))
+
+
+def _spaces(log: KernelLog) -> U64:
+    """All address spaces of the log; their places here are their numbers."""
+    return np.unique(np.concatenate([log.tables["mm"], log.timed.between()["mm"]]))
+
+
+def _write(target: BinaryIO, stream: Stream, parts: list[tuple[Marks, Bools | bool]]) -> None:
+    """Write accesses, put in order of time, and what else is in the stream."""
+    time = np.concatenate([part.time for part, _ in parts])
+    address = np.concatenate([part.address for part, _ in parts])
+    write = np.concatenate([np.broadcast_to(is_write, part.time.shape) for part, is_write in parts])
+    order = np.argsort(time, kind="stable")
+    rows = zip(time[order].tolist(), address[order].tolist(), write[order].tolist(), strict=True)
+    others: list[Lost | MarkRecord] = [*stream.lost, *stream.marks]
+    others.sort(key=lambda record: record.time_ticks)
+    start = stream.start_ticks
+    with BlockWriter(target) as writer:
+        for at, line, is_write in rows:
+            while others and others[0].time_ticks <= at + start:
+                _put(writer, others.pop(0))
+            writer.access(at + start, line, is_write)
+        for other in others:
+            _put(writer, other)
+
+
+def _put(writer: BlockWriter, record: Lost | MarkRecord) -> None:
+    if isinstance(record, MarkRecord):
+        writer.mark(record.time_ticks, wire.Mark(record.code), record.argument)
+    else:
+        lost = record.count or record.blocks * wire.BLOCK_RECORDS_MAX
+        writer.lost(record.time_ticks, lost)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Recognises the reads of patrol scrub, which goes over all lines in ascending order.
+
+Lines that hold neither a table nor a marker are read by nothing else. Between these reads, and as
+far beyond them as the region goes, each line is due at a time that follows from its number; the
+read of the line that is nearest to that time is scrub's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_parser.order.line_times import LineTimes
+
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SEEDS_MIN = 16
+"""Fewer reads of unused lines show no sequence."""
+GAP_MAX = 0.5
+"""Of the time that lines should take: what takes so much more or less is another round."""
+TOLERANCE_LINES = 8
+"""A read that many intervals away from when its line is due is not scrub's."""
+
+
+def find_scrub(line: I64, time: I64, unused: Bools, lines: int, tolerance: int) -> Bools:
+    """Which of the reads, in order of time, are scrub's.
+
+    :param line: of each read, in the region, which has `lines`.
+    :param unused: that line holds nothing.
+    :param tolerance: how many ticks a read may be late, at least.
+    """
+    found = np.zeros(line.size, np.bool_)
+    seed = np.flatnonzero(unused)
+    if seed.size < SEEDS_MIN:
+        return found
+    found[seed] = True
+    at, when = line[seed], time[seed]
+    steps, waits = np.diff(at), np.diff(when)
+    next_line = waits[steps == 1]
+    if not next_line.size:
+        return found
+    interval = float(np.median(next_line))
+    tolerance = max(tolerance, int(TOLERANCE_LINES * interval))
+    due = steps * interval
+    breaks = (steps < 1) | (np.abs(waits - due) > GAP_MAX * due + tolerance)
+    reads = LineTimes(line, time)
+    for part in np.split(np.arange(seed.size), np.flatnonzero(breaks) + 1):
+        _claim(reads, at[part], when[part], interval, lines, tolerance, found)
+    return found
+
+
+def _claim(
+    reads: LineTimes, at: I64, when: I64, interval: float, lines: int, tolerance: int, found: Bools
+) -> None:
+    """Claim the reads of one round, of which unused lines `at` were read at `when`."""
+    every = np.arange(lines)
+    expected = np.interp(every, at, when)
+    expected += np.minimum(every - at[0], 0) * interval + np.maximum(every - at[-1], 0) * interval
+    due = np.setdiff1d(every, at)
+    time = expected[due].astype(np.int64)
+    later, earlier = reads.first_from(due, time), reads.last_before(due, time)
+    far = np.int64(1) << 62
+    ahead = np.where(later >= 0, reads.time[later] - time, far)
+    behind = np.where(earlier >= 0, time - reads.time[earlier], far)
+    nearest = np.where(ahead < behind, later, earlier)
+    near = np.minimum(ahead, behind) <= tolerance
+    found[reads.order[nearest[near]]] = True

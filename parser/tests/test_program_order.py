@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Rules of a memory controller, undone: each on a few accesses that were made up."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ptat_parser.order.line_times import LineTimes
+from ptat_parser.order.queue_inference import Links, Pages, Queue, Walks, infer
+from ptat_parser.order.scrub import find_scrub
+from ptat_parser.order.write_windows import (
+    STILL_QUEUED,
+    Stores,
+    store_delay,
+    underfills,
+    windows,
+)
+
+TICK_HZ = 1e9
+ENTRY, NEIGHBOUR, FAR = 0x1000, 0x1008, 0x2000
+
+
+def integers(*values):
+    return np.array(values, np.int64)
+
+
+def stores_at(*rows):
+    """Stores of pages present from then on: time, address and page of each."""
+    time, address, page = (integers(*column) for column in zip(*rows, strict=True))
+    ones = np.ones(time.size, np.int64)
+    return Stores(time, address.astype(np.uint64), address // 64, 0 * ones, page, ones, ones == 1)
+
+
+def walks_at(*rows):
+    time, address = (integers(*column) for column in zip(*rows, strict=True))
+    return Walks(time, address // 64, 0 * time, np.ones(time.size, np.bool_))
+
+
+def pages_at(*rows):
+    time, page = (integers(*column) for column in zip(*rows, strict=True))
+    return Pages(0 * time, page, time)
+
+
+NO_LINKS = Links(integers(), integers(), integers(), integers(), np.empty(0, np.uint64))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=20),
+    st.integers(-1, 4),
+    st.integers(-5, 40),
+)
+def test_look_ups_agree_with_a_search(accesses, line, time):
+    lines, times = (integers(*(row[i] for row in accesses)) for i in range(2))
+    found = LineTimes(lines, times)
+    here = [at for at_line, at in accesses if at_line == line]
+    first = int(found.first_from(integers(line), integers(time))[0])
+    last = int(found.last_before(integers(line), integers(time))[0])
+    later, earlier = [at for at in here if at >= time], [at for at in here if at < time]
+    assert (found.time[first] if first >= 0 else None) == min(later, default=None)
+    assert (found.time[last] if last >= 0 else None) == max(earlier, default=None)
+
+
+def test_the_last_read_before_each_write_is_its_underfill():
+    found, without = underfills(
+        integers(7, 7, 7, 8, 7),
+        integers(10, 20, 30, 35, 50),
+        integers(7, 7, 9),
+        integers(40, 60, 70),
+        integers(8),
+        integers(33),
+    )
+    assert found.tolist() == [False, False, True, True, True]
+    assert without == 1
+
+
+def test_a_write_takes_all_stores_of_its_line_that_wait():
+    stores = stores_at((10, ENTRY, 1), (20, NEIGHBOUR, 2), (40, ENTRY, 1))
+    found = windows(stores, integers(64, 5), integers(30, 31), 0)
+    assert found.until.tolist() == [30, 30, STILL_QUEUED]
+    assert found.writes_without_event == 1
+
+
+def test_the_delay_of_stores_shows_in_writes_that_seem_to_have_none():
+    rows = [
+        row for i in range(20) for row in ((i * 10_000, ENTRY, 1), (i * 10_000 + 500, ENTRY, 1))
+    ]
+    # The first store is written after the second one's event, before its store.
+    times = integers(*(i * 10_000 + at for i in range(20) for at in (900, 1500)))
+    assert store_delay(stores_at(*rows), np.full(40, 64), times, TICK_HZ) == 400
+
+
+@pytest.mark.parametrize("rate", [100, 1000])
+def test_scrub_is_found_among_walks(rate):
+    """Also where it passes lines that are walked: tables are 20 to 39 and 60 to 79 of 200 lines."""
+    lines = np.arange(200)
+    scrub = [(line * rate + (line * 7) % 30, line, True) for line in lines.tolist()]
+    walks = [(rate * (line + 57) + 3, line, False) for line in range(20, 40)]
+    rows = sorted(scrub + walks)
+    time, line, is_scrub = (np.array(column) for column in zip(*rows, strict=True))
+    unused = ~((line >= 20) & (line < 40)) & ~((line >= 60) & (line < 80))
+    found = find_scrub(line, time, unused, 200, 50)
+    assert np.array_equal(found, is_scrub)
+
+
+def test_without_unused_lines_nothing_is_scrub():
+    assert not find_scrub(np.arange(9), np.arange(9), np.ones(9, np.bool_), 9, 1).any()
+
+
+def inferred(walks, stores, until, faults, whole_lines=True, cpus=1):
+    queue = Queue(stores, integers(*until), whole_lines)
+    return infer(walks, queue, faults, NO_LINKS, TICK_HZ, cpus)
+
+
+FAULT = pages_at((1000, 1))
+STORE = stores_at((2000, ENTRY, 1))
+"""Page 1 faults, and the handler stores its entry."""
+
+
+def test_a_retry_that_is_on_the_bus_is_not_inferred():
+    walks = walks_at((900, ENTRY), (3000, ENTRY), (4000, FAR))
+    found = inferred(walks, STORE, [2500], FAULT)
+    assert found.retries.time.size == found.faults.time.size == found.in_doubt == 0
+
+
+def test_a_retry_is_inferred_where_the_process_went_on():
+    walks = walks_at((900, ENTRY), *((at, FAR) for at in range(4000, 4500, 100)), (9000, ENTRY))
+    found = inferred(walks, STORE, [5000], FAULT)
+    assert found.retries.address.tolist() == [ENTRY]
+    assert found.faults.time.size == found.in_doubt == 0
+
+
+def test_one_walk_before_the_retry_leaves_a_doubt():
+    found = inferred(walks_at((900, ENTRY), (2900, FAR), (3000, ENTRY)), STORE, [2500], FAULT)
+    assert found.retries.time.size == 0
+    assert found.in_doubt == 1
+
+
+def test_a_walk_that_faults_on_a_queued_line_is_inferred():
+    stores = stores_at((500, NEIGHBOUR, 2), (2000, ENTRY, 1))
+    walks = walks_at((3000, ENTRY), (4000, FAR))
+    assert inferred(walks, stores, [2500, 2500], FAULT).faults.address.tolist() == [ENTRY]
+    masked = walks_at((900, ENTRY), (3000, ENTRY), (4000, FAR))
+    assert inferred(masked, stores, [2500, 2500], FAULT, whole_lines=False).faults.time.size == 0
+
+
+def test_pages_mapped_around_a_fault_may_have_been_walked():
+    stores = stores_at((1990, NEIGHBOUR, 2), (2000, ENTRY, 1))
+    walks = walks_at((900, ENTRY), *((at, FAR) for at in range(2100, 2600, 100)), (9000, ENTRY))
+    assert inferred(walks, stores, [5000, 5000], FAULT).possible == 1
+    assert inferred(walks, stores, [1995, 5000], FAULT).possible == 0

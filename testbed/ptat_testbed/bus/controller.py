@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""A model of the memory controller between CPU and DIMM: program order in, commands out.
+
+A store completes when it is in the write pending queue (WPQ); its WR command comes later::
+
+    stores ─► WPQ ──(drain)──► underfill RD, WR ─┐
+    reads ──┬─ hit: answered, no command         ├─► commands of the DIMM
+            └─ miss ──────────────────────► RD ──┤
+    patrol scrub ─────────────────────────► RD ──┘
+
+*Rules and sources.* Posted writes, reads answered from the queue, and partial writes that merge
+there and need no underfill then: Intel, "Xeon E5-2600 Uncore Performance Monitoring Guide"
+(327043), events WPQ_OCCUPANCY, WPQ_READ_HIT, WPQ_WRITE_HIT. Read and write major modes:
+MAJOR_MODES and CAS_COUNT of the same; "RD_CAS is not issued during WMM (with the exception of
+underfills)". Underfill reads of partial writes: CAS_COUNT.RD_UNDERFILL. Watermarks: gem5's MemCtrl.
+
+*Time.* A page fault takes about ten times as long in the emulator as on silicon. So does all here
+(`SLOWDOWN`): the retry of a walk meets the queue as it would on silicon.
+
+The model is one channel, and takes no notice of banks and rows: LiteDRAM's controller does, behind
+it (``--bus gateware``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ptat_host.boards.base import BoardError
+from ptat_testbed.bus.command_kinds import NEVER_NS, WR
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+LINE_BYTES = 64
+WORDS = 8
+"""Of 8 bytes, in a line."""
+SLOWDOWN = 10
+
+
+@dataclass(frozen=True)
+class Controller:
+    """Parameters of a controller. Times in ns of the guest, which are `SLOWDOWN` real ones."""
+
+    ecc: bool = False
+    """Partial writes need an underfill read; else they are masked."""
+    forwarding: bool = True
+    """A read that hits the queue is answered from it; else it waits until the line is written."""
+    capacity: int = 32
+    """Lines in the write pending queue."""
+    high: int = 27
+    """Write major mode begins with so many lines in the queue."""
+    low: int = 16
+    """And ends with so many."""
+    idle_ns: int = NEVER_NS
+    """Without a read for so long, writes go out in read major mode, down to `low`."""
+    age_ns: int = NEVER_NS
+    """No write waits longer."""
+    others_ns: int = NEVER_NS
+    """A write of other traffic comes so often; it fills the queue, too."""
+    command_ns: int = 5 * SLOWDOWN
+    """One command each."""
+    window_ns: int = 0
+    """Reads of different walks that come so soon after each other may change places."""
+    out_of_order: float = 0.0
+    """How many writes do not leave the queue by age, and how many such reads change places."""
+    early_underfill: float = 0.0
+    """How many underfill reads are made when the store is queued, not when it is written."""
+    scrub_ns: int = 0
+    """Patrol scrub reads a line so often; 0: there is none."""
+
+
+PRESETS = {
+    # A core's uncached accesses alone, and nothing on the way: order is program order.
+    "none": None,
+    # gem5's MemCtrl: 64 writes, watermarks of 85 and 50 %, writes while no read waits. A desktop's
+    # other programs write 320 MB/s to a channel.
+    "client": Controller(
+        capacity=64, high=54, low=32, idle_ns=100 * SLOWDOWN, others_ns=200 * SLOWDOWN
+    ),
+    # WPQ_OCCUPANCY grows by 32 at the most. Firmware sets Intel's watermarks: gem5's, of 32. Others
+    # write 1.3 GB/s. Patrol scrub, once a day over 64 GiB, would be a line each 80 us: 8 times
+    # faster here.
+    "ecc-server": Controller(
+        ecc=True,
+        idle_ns=100 * SLOWDOWN,
+        others_ns=50 * SLOWDOWN,
+        window_ns=10 * SLOWDOWN,
+        out_of_order=0.1,
+        early_underfill=0.2,
+        scrub_ns=10_000 * SLOWDOWN,
+    ),
+    # As bad as the rules allow: a deep queue that only age and watermarks drain, in any order.
+    "adversarial": Controller(
+        ecc=True,
+        capacity=256,
+        high=256,
+        low=8,
+        age_ns=2_000_000 * SLOWDOWN,
+        window_ns=100 * SLOWDOWN,
+        out_of_order=0.5,
+        early_underfill=0.5,
+        scrub_ns=1000 * SLOWDOWN,
+    ),
+}
+
+
+def preset(text: str) -> Controller | None:
+    """The controller of ``ecc-server`` or ``ecc-server,scrub_ns=0,capacity=8``; None: none.
+
+    :raises BoardError: it is no such list.
+    """
+    name, *changes = text.split(",")
+    if name not in PRESETS:
+        raise BoardError(
+            f"--controller {text}: there is no preset {name!r}", f"use {', '.join(PRESETS)}"
+        )
+    found = PRESETS[name]
+    if not changes:
+        return found
+    found = found or Controller()
+    for change in changes:
+        key, separator, value = change.partition("=")
+        if not separator or key not in Controller.__dataclass_fields__:
+            raise BoardError(
+                f"--controller {text}: {change!r} is no change", "write it as capacity=8"
+            )
+        kind = type(getattr(found, key))
+        try:
+            parsed = {"yes": True, "no": False}[value] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            raise BoardError(f"--controller {text}: {change!r} has no {kind.__name__}") from None
+        found = replace(found, **{key: parsed})
+    if not 0 <= found.low < found.high <= found.capacity or found.command_ns < 1:
+        raise BoardError(f"--controller {text}: not low < high <= capacity")
+    return found
+
+
+class Accesses(NamedTuple):
+    """What the CPUs do, in program order: times (ns, increasing), addresses, stores.
+
+    `walk`: reads of one number depend on each other; -1: no read may pass, as with an uncached
+    load by the kernel.
+    """
+
+    time_ns: I64
+    address: U64
+    write: Bools
+    walk: I64
+
+
+class Commands(NamedTuple):
+    """What the DIMM sees: times (ns, increasing), addresses of lines, kinds.
+
+    `access`: which read an RD is for, else -1. `values`: of each WR which store each word is of,
+    -1 where it is masked or comes from the underfill.
+    """
+
+    time_ns: I64
+    address: U64
+    kind: npt.NDArray[np.uint8]
+    access: I64
+    values: I64
+
+
+class Answers(NamedTuple):
+    """Of each access: for a read, its command, or -1 if the queue answered.
+
+    `commands`: how many commands there had been; `value`: the store in the queue that had the word
+    that was read, else -1. Only tests need the two.
+    """
+
+    command: I64
+    commands: I64
+    value: I64
+
+
+def run(
+    controller: Controller, accesses: Accesses, scrubbed: tuple[int, int], seed: int = 1
+) -> tuple[Commands, Answers]:
+    """Let the controller serve all accesses; what is queued at the end stays there.
+
+    :param scrubbed: address and bytes of the memory that patrol scrub goes over, round and round.
+    """
+    from ptat_testbed.bus import controller_loop  # numba
+
+    line = (accesses.address // np.uint64(LINE_BYTES)).astype(np.int64)
+    word = ((accesses.address // np.uint64(WORDS)) % np.uint64(WORDS)).astype(np.int64)
+    first, lines = scrubbed[0] // LINE_BYTES, scrubbed[1] // LINE_BYTES
+    span_ns = int(accesses.time_ns[-1] - accesses.time_ns[0]) if line.size else 0
+    scrubs = span_ns // controller.scrub_ns + 2 if controller.scrub_ns else 0
+    state = controller_loop.State(
+        time=np.zeros(2 * line.size + scrubs, np.int64),
+        line=np.zeros(2 * line.size + scrubs, np.int64),
+        kind=np.zeros(2 * line.size + scrubs, np.uint8),
+        access=np.full(2 * line.size + scrubs, -1, np.int64),
+        values=np.full((int(np.count_nonzero(accesses.write)), WORDS), -1, np.int64),
+        queue_line=np.zeros(controller.capacity, np.int64),
+        queue_time=np.zeros(controller.capacity, np.int64),
+        queue_filled=np.zeros(controller.capacity, np.bool_),
+        queue_values=np.zeros((controller.capacity, WORDS), np.int64),
+        answer=np.full(line.size, -1, np.int64),
+        answered=np.zeros(line.size, np.int64),
+        answer_value=np.full(line.size, -1, np.int64),
+    )
+    named = {name: getattr(controller, name) for name in controller_loop.Rules._fields[:-3]}
+    rules = controller_loop.Rules(**named, first_line=first, lines=lines, seed=seed)
+    count = controller_loop.serve(
+        rules, accesses.time_ns, line, word, accesses.write, accesses.walk, state
+    )
+    commands = Commands(
+        state.time[:count],
+        state.line[:count].astype(np.uint64) * np.uint64(LINE_BYTES),
+        state.kind[:count],
+        state.access[:count],
+        state.values[: np.count_nonzero(state.kind[:count] == WR)],
+    )
+    return commands, Answers(state.answer, state.answered, state.answer_value)
