@@ -81,7 +81,13 @@ bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, uns
 {
 	unsigned long ec = *error_code;
 	bool kernel = !user_mode(regs);
-	struct ptat_trap trap = {
+	struct ptat_trap trap;
+
+	/* First, as faults of all other processes pass here, too. */
+	if (!is_traced() || addr >= TASK_SIZE_MAX || in_nmi())
+		return false;
+
+	trap = (struct ptat_trap) {
 		.ip = regs->ip,
 		.addr = addr,
 		.sp = regs->sp,
@@ -92,9 +98,6 @@ bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, uns
 		.present = ec & X86_PF_PROT,
 		.may_sleep = !faulthandler_disabled() && (regs->flags & X86_EFLAGS_IF),
 	};
-
-	if (!is_traced() || addr >= TASK_SIZE_MAX || in_nmi())
-		return false;
 	/* An access that the kernel must not make is an oops, not a miss. */
 	if (kernel && (trap.fetch || (cpu_feature_enabled(X86_FEATURE_SMAP) &&
 				      !(regs->flags & X86_EFLAGS_AC))))
