@@ -77,17 +77,12 @@ static __always_inline bool has_open(const struct ptat_trap_state *state)
 	return state->count || state->stepping;
 }
 
-bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, unsigned long addr)
+static noinline bool trap_page_fault(struct pt_regs *regs, unsigned long *error_code,
+				     unsigned long addr)
 {
 	unsigned long ec = *error_code;
 	bool kernel = !user_mode(regs);
-	struct ptat_trap trap;
-
-	/* First, as faults of all other processes pass here, too. */
-	if (!is_traced() || addr >= TASK_SIZE_MAX || in_nmi())
-		return false;
-
-	trap = (struct ptat_trap) {
+	struct ptat_trap trap = {
 		.ip = regs->ip,
 		.addr = addr,
 		.sp = regs->sp,
@@ -98,6 +93,7 @@ bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, uns
 		.present = ec & X86_PF_PROT,
 		.may_sleep = !faulthandler_disabled() && (regs->flags & X86_EFLAGS_IF),
 	};
+
 	/* An access that the kernel must not make is an oops, not a miss. */
 	if (kernel && (trap.fetch || (cpu_feature_enabled(X86_FEATURE_SMAP) &&
 				      !(regs->flags & X86_EFLAGS_AC))))
@@ -126,6 +122,14 @@ bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, uns
 	if (!kernel)
 		end_step(regs);
 	return false;
+}
+
+bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, unsigned long addr)
+{
+	/* The faults of processes that are not traced leave here. */
+	if (!is_traced() || addr >= TASK_SIZE_MAX || in_nmi())
+		return false;
+	return trap_page_fault(regs, error_code, addr);
 }
 
 /*
