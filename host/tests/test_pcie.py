@@ -70,6 +70,7 @@ class FakeDriver:
         if self.fail_after and self.recording and self.head >= self.fail_after[0]:
             self.fill(self.written_beyond)
             self.written_beyond = 0
+            self.fill_half()
             raise OSError(self.fail_after[1], "it fails")
         names = {
             pcie_driver.IDENTIFY: self.identify,
@@ -111,6 +112,13 @@ class FakeDriver:
                 ring.write(self.source[self.head * BLOCK : (self.head + 1) * BLOCK])
                 self.head += 1
                 count -= 1
+
+    def fill_half(self) -> None:
+        """The board is cut off in the middle of a block."""
+        if self.head - self.tail < self.ring_blocks:
+            with self.node.open("r+b") as ring:
+                ring.seek(self.head % self.ring_blocks * BLOCK)
+                ring.write(self.source[self.head * BLOCK :][: BLOCK // 2])
 
     def take(self, argument: bytes) -> bytes:
         assert self.recording
@@ -269,7 +277,7 @@ def test_the_number_of_blocks_wraps(driver, source):
 )
 @pytest.mark.parametrize("beyond", [0, 2])
 def test_a_board_that_goes(driver, capsys, error, said, beyond):
-    """What had come is kept, also what the driver could not tell of; the program goes on."""
+    """Whole blocks are kept, also those that the driver did not report; the program goes on."""
     driver.fail_after = (40, error)
     driver.written_beyond = beyond
     status, found = record("--ring", "1M")

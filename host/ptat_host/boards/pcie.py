@@ -28,7 +28,7 @@ from ptat_host.boards.base import BoardError, ObserveRequest, Option, RecordRequ
 from ptat_host.boards.client import Link, LinkError
 from ptat_host.boards.hardware import STREAM_CHANNEL, HardwareBoard
 from ptat_host.boards.pcie_driver import Device
-from ptat_host.boards.stream import block_header
+from ptat_host.boards.stream import block_header, has_right_check
 from ptat_host.protocol import Command, Frame, Health, State, Status, Stopped
 from ptat_host.sizes import parse_size
 from ptat_parser import wire
@@ -147,11 +147,12 @@ class RingCapture:
         self._tail = (self._tail + count) % 2**32
 
     def _salvage(self) -> None:
-        """The driver says no more, but blocks that were written before are in the ring."""
+        """Blocks that the board had written are in the ring; it may have been cut off in one."""
         for _ in range(self.blocks):
             start = self._tail % self.blocks * wire.BLOCK_BYTES
-            header = int.from_bytes(self._view[start : start + 8], "little")
-            if header != block_header(STREAM_CHANNEL, self._tail):
+            block = self._view[start : start + wire.BLOCK_BYTES]
+            header = int.from_bytes(block[:8], "little")
+            if header != block_header(STREAM_CHANNEL, self._tail) or not has_right_check(block):
                 break
             self._write(1)
 

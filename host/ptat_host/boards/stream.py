@@ -83,6 +83,13 @@ def block_header(channel: int, seq: int) -> int:
     )
 
 
+def has_right_check(block: memoryview) -> bool:
+    """Whether the last word of a block is its check word, with the right CRC."""
+    check = int.from_bytes(block[wire.WORD_CHECK * 8 :], "little")
+    tag_and_zeros = wire.Tag.CHECK << wire.TAG_SHIFT | (check & _CHECK_VARIABLE)
+    return check == tag_and_zeros and check & _CRC_MASK == zlib.crc32(block[: wire.WORD_CHECK * 8])
+
+
 def _is_tidy(path: Path, size_bytes: int, channel: int) -> bool:
     """Whether the file is blocks 0, 1, 2 … of the channel (the parser checks what is in them)."""
     if size_bytes % wire.BLOCK_BYTES:
@@ -133,12 +140,6 @@ def _compact(path: Path, channel: int, report: StreamReport) -> int:
 def _is_block(data: mmap.mmap, at: int, pattern: bytes) -> bool:
     block = memoryview(data)[at : at + wire.BLOCK_BYTES]
     try:
-        if len(block) < wire.BLOCK_BYTES or block[4:8] != pattern:
-            return False
-        check = int.from_bytes(block[wire.WORD_CHECK * 8 :], "little")
-        tag_and_zeros = wire.Tag.CHECK << wire.TAG_SHIFT | (check & _CHECK_VARIABLE)
-        return check == tag_and_zeros and check & _CRC_MASK == zlib.crc32(
-            block[: wire.WORD_CHECK * 8]
-        )
+        return len(block) == wire.BLOCK_BYTES and block[4:8] == pattern and has_right_check(block)
     finally:
         block.release()  # else the mapping could not be closed
