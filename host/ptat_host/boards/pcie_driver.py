@@ -34,7 +34,9 @@ PCI_ID = ("0x10ee", "0x5054")
 GONE = {
     errno.ENODEV: "the board is gone: it was removed, or had an error on its bus",
     errno.EIO: "the board does not answer: it was removed, or lost its power",
-    errno.ECANCELED: "the region was given up: the board was reset, or the machine slept",
+    errno.ECANCELED: (
+        "the region was given up: the board did not answer or was reset, or the machine slept"
+    ),
 }
 """What the driver says when a recording cannot go on."""
 
