@@ -68,7 +68,7 @@ ROWS = (
     Row("gups-small", ("gups", "--bytes", "16M", "--updates", "2K"), small=True),
     Row("seqpage", ("seqpage", "--bytes", "16M")),
     Row("gups", ("gups", "--bytes", "16M", "--updates", "20K")),
-    Row("python3", ("python3", "-c", "print(sum(range(1000)))")),
+    Row("python3", ("python3", "-I", "-S", "-c", "print(sum(range(1000)))")),
     Row("fork-exec", ("forkexec",), cpus=2),
     Row("stall", ("gups", "--bytes", "16M", "--updates", "5K"), stall=True),
     Row("driver-gups", ("gups", "--bytes", "16M", "--updates", "20K"), driver=True),
