@@ -264,7 +264,7 @@ def mapping_file(start) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:-30], "no mapping that this ptat can read"),
+        (lambda text: text[:-30], "not a mapping that this ptat can read"),
         (lambda text: text.replace('"version": 1', '"version": 2', 1), "no mapping"),
         (lambda text: text.replace("ptat-mapping", "ptat-session"), "no mapping"),
         (lambda text: text.replace("0x", "1x", 1), None),

@@ -97,7 +97,7 @@ def test_other_firmware(command):
 
 def test_a_board_that_never_gets_done(monkeypatch):
     monkeypatch.setattr(clients, "STOP_SILENCE_S", 0.1)
-    with pytest.raises(LinkError, match="holds the rest of its capture back"):
+    with pytest.raises(LinkError, match="does not deliver the rest of its capture"):
         asking(
             Command.STOP,
             lambda answer: [

@@ -165,7 +165,7 @@ def test_what_is_no_perf_script_is_told(text, problem):
     [
         (["--all"], "add --kernel"),
         (["--kernel", "--html", "f"], "--kernel has no HTML"),
-        (["--kernel", "--read", "f", "--all"], "--read shows no session"),
+        (["--kernel", "--read", "f", "--all"], "--read does not use a session"),
     ],
 )
 def test_options_that_make_no_sense(options, problem, capsys):

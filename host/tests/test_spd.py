@@ -49,7 +49,7 @@ def test_what_a_module_says():
         (ddr4(b12=0x39), "8 ranks"),
         (ddr4(b2=0x12), "DDR5 is not decoded"),
         (ddr4(b2=0x08), "memory of type 0x08"),
-        (b"\0" * 128, "128 bytes are no SPD"),
+        (b"\0" * 128, "128 bytes are not an SPD"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused_by_name(data, why):

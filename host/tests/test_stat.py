@@ -309,7 +309,7 @@ def test_read_json(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["stat"], "nothing to count"),
+        (["stat"], "no command to count"),
         (["stat", "--read", "x", "--", "true"], "run nothing"),
         (["stat", "--read", "/nonexistent"], "No such file"),
         (["stat", "--session", "/nonexistent"], "/nonexistent"),

@@ -109,7 +109,7 @@ def check_channel(
             number = int(words[i, wire.WORD_HEADER]) & _mask(wire.HEADER_SEQ_BITS)
             if due is not None and number != due:
                 wrong.append(
-                    ((first + i) * wire.BLOCK_WORDS, f"block number {number} where {due} is due")
+                    ((first + i) * wire.BLOCK_WORDS, f"block number {number} instead of {due}")
                 )
                 capture.gaps += 1
             due = (number + 1) & _mask(wire.HEADER_SEQ_BITS)
@@ -199,8 +199,8 @@ _MARKS_OF_LOSS = (wire.Mark.LINK_ERROR, wire.Mark.DECODE_ERROR)
 
 _BAD_RECORD = (
     "time runs backwards",
-    "a word that is no record",
-    "something else than padding after the last record",
+    "a word that is not a record",
+    "something other than padding after the last record",
 )
 
 

@@ -83,7 +83,7 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
 def _check_index(session: Session, report: Report) -> None:
     if len(session.board.channels) > 1 or report.checks[0].violations or not session.complete:
         return
-    about = "says what is in the capture"
+    about = "matches the capture"
     try:
         reader = BusReader(session.bus_path, session.channel.in_blocks)
         if not reader.index:
@@ -147,7 +147,7 @@ def _check_markers(
     elif capture.gaps or log.lost_seqs or log.lost_events:
         current.skipped = "accesses or kernel events were lost"
     elif session.board.clocks != "one":
-        current.skipped = "the channels have clocks of their own"
+        current.skipped = "the channels have separate clocks"
     if current.skipped or log is None:
         return None
     stores = _marker_stores(session)

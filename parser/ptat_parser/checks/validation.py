@@ -129,7 +129,7 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     if results.session.truth_path.exists():
         _compare_with_truth(results, found, unseen, progress)
     elif results.session.traps:
-        found.notes.append("each record is a miss by itself: ptat check holds them against the log")
+        found.notes.append("each record is a miss: ptat check compares them with the log")
     else:
         found.notes.append("no truth was recorded: misses cannot be compared one by one")
     if results.session.counters_path.exists():
@@ -261,7 +261,7 @@ def _compare_with_counters(results: Results, found: Validation, unseen: _Unseen)
         found.counter_walks -= found.foreign_walks
         found.notes.append(
             f"{found.foreign_walks} walks of untraced processes that used the same page"
-            " directories are taken off the counters"
+            " directories are subtracted from the counters"
         )
     if found.counter_walks:
         trace = sum(p["misses"] for p in results.summary["processes"] if _is_whole(p))

@@ -111,13 +111,12 @@ class Tail:
         """Begin where the recording began; `clock` gives seconds.
 
         `drain_per_s`: records that leave the capture's buffer in a second, where it is modelled.
-        Raises `PtatError` where several boards have clocks of their own.
+        :raises PtatError: the session's boards have separate clocks.
         """
         if session.board.clocks != "one":
             raise PtatError(
-                f"{session.path}: boards with clocks of their own are put in order only when the"
-                " recording has ended",
-                "wait for its end",
+                f"{session.path}: boards with separate clocks are ordered only after the recording",
+                "wait until it ends",
             )
         region = session.region
         self.span = max(session.board.granularity_bytes // 8, 1)

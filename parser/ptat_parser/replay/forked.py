@@ -60,7 +60,7 @@ class Forked(Generic[T]):
             self._process.join()
             raise PtatError(
                 f"a worker process ended with exit code {self._process.exitcode}",
-                "if it was killed for want of memory, use fewer --workers",
+                "if it ran out of memory, use fewer --workers",
             ) from None
         if isinstance(found, Exception):
             raise found

@@ -220,9 +220,9 @@ class Rpt:
         if index == len(self.ranges):
             if (index + 1) * ENTRIES * self.line > _PAGES_MAX:
                 raise ParseError(
-                    f"the session has more than {index} tables of different addresses, the most"
-                    " whose pages have numbers",
-                    "record a shorter time, or fewer processes",
+                    f"the session has tables for more than {index} address ranges, the most whose"
+                    " pages can be numbered",
+                    "record for a shorter time, or fewer processes",
                 )
             self.ranges.append(key)
             if index >= self.tables.page_of_range.size:

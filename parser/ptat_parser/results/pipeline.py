@@ -40,7 +40,7 @@ from ptat_parser.results.summary import FORMAT, VERSION, summary_of
 from ptat_parser.results.writer import MakeSegmentFiles
 
 ORDERED_FILE = "program-order.raw"
-WAITING = "waiting for who parses it already"
+WAITING = "waiting for another parse of this session"
 
 
 def parse(

@@ -160,8 +160,8 @@ def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> l
         )
     if fitted.miscalibrated:
         warnings.append(
-            f"the kernel took its clock for {session.kernel.tsc_hz / 1e6:.0f} MHz; by the board's"
-            f" it is {fitted.cycles_hz / 1e6:.0f} MHz, which times are given in"
+            f"the kernel measured its clock as {session.kernel.tsc_hz / 1e6:.0f} MHz; by the"
+            f" board's clock, which all times use, it is {fitted.cycles_hz / 1e6:.0f} MHz"
         )
     return warnings
 

@@ -79,7 +79,7 @@ def parse_into(
             _check_values(records)
             _write(records, clock, pages, misses, others)
             done += records.size
-            progress("reading records of traps", done, total)
+            progress("reading trap records", done, total)
     processes = _processes(log, pages, clock)
     pages.write(processes, clock, directory / "pages.parquet")
     summary = _summary(session, log, clock, pages, processes)
