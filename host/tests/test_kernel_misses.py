@@ -97,7 +97,7 @@ def test_a_cut_record_is_told(session, capsys):
     path = session / log.FILE
     path.write_bytes(path.read_bytes()[:-9])
     assert main(["report", "--kernel", "--strict", str(session)]) == 1
-    assert "cut off" in capsys.readouterr().out
+    assert "truncated" in capsys.readouterr().out
 
 
 def test_a_session_without(session, capsys):

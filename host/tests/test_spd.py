@@ -39,8 +39,8 @@ def test_what_a_module_says():
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (ddr4(b3=4), "DDR4 module with the buffers of an LRDIMM"),
-        (ddr3(b3=0xB), "DDR3 module with the buffers of an LRDIMM"),
+        (ddr4(b3=4), "DDR4 module with LRDIMM buffers"),
+        (ddr3(b3=0xB), "DDR3 module with LRDIMM buffers"),
         (ddr4(b6=0b1001_0010), "3D stack"),
         (ddr3(b33=0b1001_0010), "3D stack"),
         (ddr4(b5=0x31), "18 row bits: A17"),

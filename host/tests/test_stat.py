@@ -310,7 +310,7 @@ def test_read_json(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["stat"], "no command to count"),
-        (["stat", "--read", "x", "--", "true"], "run nothing"),
+        (["stat", "--read", "x", "--", "true"], "run no command"),
         (["stat", "--read", "/nonexistent"], "No such file"),
         (["stat", "--session", "/nonexistent"], "/nonexistent"),
         (["stat", "--cpu", "z80", "--", "true"], "no table of events"),

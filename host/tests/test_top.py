@@ -169,7 +169,7 @@ def test_render():
     view.objects = [live_view.Rate("table[b]", "static", 42, 1234, 1234.0, 99_999)]
     expect("top-recording.txt", console.plain(live_view.render(view)))
     starting = View("s", ["x"], STARTING)
-    assert "nothing is captured yet" in console.plain(live_view.render(starting))
+    assert "nothing captured yet" in console.plain(live_view.render(starting))
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_repeat_ends_with_the_first_recording_that_does(board, capsys):
     ("arguments", "message"),
     [
         (["--repeat", "2"], "no command to run"),
-        (["--repeat", "0", "--", "true"], "not a number from 1 up"),
+        (["--repeat", "0", "--", "true"], "not a whole number of at least 1"),
         (["--granularity", "8"], "--granularity is an option of recording"),
         (["--no-maps", "a"], "--maps is an option of recording"),
         (["--counters", "f", "a", "b"], "--counters belong to one run"),
