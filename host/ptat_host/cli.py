@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(
             f"internal error: {type(error).__name__}: {error}",
-            "please report it with what PTAT_DEBUG=1 shows",
+            "please report it with the output of PTAT_DEBUG=1",
         )
 
 
@@ -106,7 +106,7 @@ def _parser(name: str = "") -> argparse.ArgumentParser:
     parser = Parser(
         prog="ptat",
         description="Full, exact traces of last-level TLB misses, per process and per page.",
-        epilog="Without DIR, a command takes the newest session in ptat-sessions/.",
+        epilog="Without DIR, a command uses the newest session in ptat-sessions/.",
     )
     parser.add_argument("--version", action="version", version=f"ptat {version('ptat')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)

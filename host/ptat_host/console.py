@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Output for people: coloured and as wide as the terminal, or plain where there is none."""
+"""Readable output: coloured and as wide as the terminal, or plain text without a terminal."""
 
 from __future__ import annotations
 

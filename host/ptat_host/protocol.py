@@ -115,13 +115,13 @@ class Trigger(enum.IntFlag):
 
 STATUS_TEXTS = {
     Status.UNKNOWN_COMMAND: "its firmware does not know this command",
-    Status.BAD_LENGTH: "it does not expect so many bytes",
+    Status.BAD_LENGTH: "it expects another number of bytes",
     Status.BAD_ARGUMENT: "it refuses the values",
     Status.BUSY: "another host is recording with it",
     Status.WRONG_STATE: "it cannot do that now",
     Status.FAILED: "its hardware failed to do it",
     Status.WRONG_VERSION: "its firmware speaks another version of the protocol",
-    Status.NOT_YET: "it is not done with it",
+    Status.NOT_YET: "it has not finished",
 }
 
 HEADER = struct.Struct("<IBBBxHHI")
@@ -149,7 +149,7 @@ class Frame:
     id: int
     payload: bytes = b""
     host: int = 0
-    """A number that the host draws for itself; a recording belongs to who started it."""
+    """A random number that the host chooses; a recording belongs to the host that started it."""
     status: int = Status.OK
     response: bool = False
     version: int = VERSION
@@ -181,7 +181,7 @@ class Frame:
             raise ProtocolError(f"starts with {magic:#x}, not {MAGIC:#x}")
         end = HEADER.size + length
         if length > PAYLOAD_BYTES_MAX or length % FRAME_ALIGN_BYTES or len(data) < end + CRC.size:
-            raise ProtocolError(f"says that it has a payload of {length} bytes")
+            raise ProtocolError(f"states a payload of {length} bytes")
         if CRC.unpack_from(data, end)[0] != zlib.crc32(data[:end]):
             raise ProtocolError("its checksum is wrong")
         return cls(
@@ -447,7 +447,7 @@ def decode_eyes(payload: bytes) -> tuple[int, int, list[Eye]]:
 
 def _unpack(layout: struct.Struct, payload: bytes) -> tuple[Any, ...]:
     if len(payload) != layout.size:
-        raise ProtocolError(f"{len(payload)} bytes where {layout.size} are due")
+        raise ProtocolError(f"{len(payload)} bytes instead of {layout.size}")
     return layout.unpack(payload)
 
 

@@ -230,4 +230,4 @@ def test_mirroring_that_does_not_show_is_not_decided():
     here = mapping.coordinates(address)["rank"] == 0
     found = mirroring.solve_either(address[here], packed[here])
     assert (found.mirror, found.decided) == (0, False)
-    assert "not decided" in found.describe()
+    assert "undecided" in found.describe()

@@ -155,8 +155,8 @@ def test_bug_is_one_line_unless_asked(session, capsys, monkeypatch):
         (["perf"], "invalid choice: 'perf'"),
         (["report"], "there is no session in ptat-sessions/"),
         (["report", "--js"], "unrecognized arguments: --js"),
-        (["report", "--top", "0"], "'0' is not a number from 1 up"),
-        (["script", "--limit", "many"], "'many' is not a number from 1 up"),
+        (["report", "--top", "0"], "'0' is not a whole number of at least 1"),
+        (["script", "--limit", "many"], "'many' is not a whole number of at least 1"),
         (["validate", "no/such"], "no/such: no such session"),
     ],
 )

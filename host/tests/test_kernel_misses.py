@@ -97,7 +97,7 @@ def test_a_cut_record_is_told(session, capsys):
     path = session / log.FILE
     path.write_bytes(path.read_bytes()[:-9])
     assert main(["report", "--kernel", "--strict", str(session)]) == 1
-    assert "cut off" in capsys.readouterr().out
+    assert "truncated" in capsys.readouterr().out
 
 
 def test_a_session_without(session, capsys):
@@ -165,7 +165,7 @@ def test_what_is_no_perf_script_is_told(text, problem):
     [
         (["--all"], "add --kernel"),
         (["--kernel", "--html", "f"], "--kernel has no HTML"),
-        (["--kernel", "--read", "f", "--all"], "--read shows no session"),
+        (["--kernel", "--read", "f", "--all"], "--read does not use a session"),
     ],
 )
 def test_options_that_make_no_sense(options, problem, capsys):

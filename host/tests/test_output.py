@@ -247,7 +247,7 @@ def test_export(session, capfdbinary, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--format", "arrow"], "arrow cannot be shown here"),
+        (["--format", "arrow"], "arrow cannot go to stdout here"),
         (["--format", "xls"], "invalid choice: 'xls'"),
         (["--from", "nan"], "'nan' is not a time"),
         (["--address", "7f00"], "'7f00' is not a range of addresses"),

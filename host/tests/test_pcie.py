@@ -334,7 +334,7 @@ def test_there_is_no_board(driver, capsys):
     assert "there is no PCI device at 0000:02:00.0" in refused("02:00.0")
     assert "is no PCI address: write it as pcie:0000:01:00.0" in refused("acorn")
     (check,) = PcieBoard().check()
-    assert (check.ok, check.detail) == (None, "none found; it is named as pcie:ADDRESS")
+    assert (check.ok, check.detail) == (None, "none found; write it as pcie:ADDRESS")
 
 
 def test_no_sysfs(driver, monkeypatch):

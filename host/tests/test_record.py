@@ -257,8 +257,8 @@ def test_what_explains_a_failure_is_kept(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["record"], "nothing to run"),
-        (["record", "--"], "nothing to run"),
+        (["record"], "no command to run"),
+        (["record", "--"], "no command to run"),
         (["record", "--board", "nix", "true"], "there is no board 'nix'"),
         (["record", "--board", "broken", "true"], "board broken cannot be loaded"),
         (["record", "--board", "bare", "--cpus", "2", "true"], "board bare has no option --cpus"),

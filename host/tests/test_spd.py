@@ -39,8 +39,8 @@ def test_what_a_module_says():
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (ddr4(b3=4), "DDR4 module with the buffers of an LRDIMM"),
-        (ddr3(b3=0xB), "DDR3 module with the buffers of an LRDIMM"),
+        (ddr4(b3=4), "DDR4 module with LRDIMM buffers"),
+        (ddr3(b3=0xB), "DDR3 module with LRDIMM buffers"),
         (ddr4(b6=0b1001_0010), "3D stack"),
         (ddr3(b33=0b1001_0010), "3D stack"),
         (ddr4(b5=0x31), "18 row bits: A17"),
@@ -49,7 +49,7 @@ def test_what_a_module_says():
         (ddr4(b12=0x39), "8 ranks"),
         (ddr4(b2=0x12), "DDR5 is not decoded"),
         (ddr4(b2=0x08), "memory of type 0x08"),
-        (b"\0" * 128, "128 bytes are no SPD"),
+        (b"\0" * 128, "128 bytes are not an SPD"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused_by_name(data, why):

@@ -309,8 +309,8 @@ def test_read_json(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["stat"], "nothing to count"),
-        (["stat", "--read", "x", "--", "true"], "run nothing"),
+        (["stat"], "no command to count"),
+        (["stat", "--read", "x", "--", "true"], "run no command"),
         (["stat", "--read", "/nonexistent"], "No such file"),
         (["stat", "--session", "/nonexistent"], "/nonexistent"),
         (["stat", "--cpu", "z80", "--", "true"], "no table of events"),

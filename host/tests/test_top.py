@@ -75,7 +75,7 @@ def test_a_session_that_grows(growing):
     now[0] += live_view.QUIET_S
     view = follower.view()
     assert (view.misses, view.quiet_s, view.total) == (0, live_view.QUIET_S, totals[-1])
-    assert "nothing came for 3 s" in console.plain(live_view.render(view))
+    assert "no data for 3 s" in console.plain(live_view.render(view))
     growing.describe(complete=True, incomplete_reason=None)
     assert follower.view().state == ENDED
     assert view.objects is None
@@ -169,7 +169,7 @@ def test_render():
     view.objects = [live_view.Rate("table[b]", "static", 42, 1234, 1234.0, 99_999)]
     expect("top-recording.txt", console.plain(live_view.render(view)))
     starting = View("s", ["x"], STARTING)
-    assert "nothing is captured yet" in console.plain(live_view.render(starting))
+    assert "nothing captured yet" in console.plain(live_view.render(starting))
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_a_full_disk_is_said(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"), [("wire:2", "wire format 2"), ("channels:0", "has no channel")]
+    ("fault", "message"), [("wire:2", "wire format 2"), ("channels:0", "no channel")]
 )
 def test_boards_that_we_cannot_read(start, fault, message):
     address = start(fault)
@@ -217,7 +217,7 @@ def test_addresses(monkeypatch):
     ]:
         with pytest.raises(BoardError, match=message):
             UdpLink(address)
-    with pytest.raises(BoardError, match="where is the board"):
+    with pytest.raises(BoardError, match="address is missing"):
         UdpBoard().open(None)
     assert boards.load("udp:here:5").name == "udp:here:5"
     with pytest.raises(BoardError, match="takes no address"):

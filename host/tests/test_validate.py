@@ -200,12 +200,12 @@ def test_repeat_ends_with_the_first_recording_that_does(board, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--repeat", "2"], "nothing to run"),
-        (["--repeat", "0", "--", "true"], "not a number from 1 up"),
-        (["--granularity", "8"], "--granularity says how to record"),
-        (["--no-maps", "a"], "--maps says how to record"),
-        (["--counters", "f", "a", "b"], "--counters are those of one run"),
-        (["--counters", "f", "--repeat", "2", "--", "true"], "--counters are those of one run"),
+        (["--repeat", "2"], "no command to run"),
+        (["--repeat", "0", "--", "true"], "not a whole number of at least 1"),
+        (["--granularity", "8"], "--granularity is an option of recording"),
+        (["--no-maps", "a"], "--maps is an option of recording"),
+        (["--counters", "f", "a", "b"], "--counters belong to one run"),
+        (["--counters", "f", "--repeat", "2", "--", "true"], "--counters belong to one run"),
         (["--tolerance", "-1"], "not a positive number"),
     ],
 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """ptat parser: captured page-table reads → (time, process, virtual page).
 
-`parse` makes a session's results, `load` reads them (making them first where needed), `open`
-gives programs its misses and `validate` compares them with what the testbed knows. Each is
-imported when it is first used: builds of C parts run modules of this package with the system's
+`parse` writes a session's results, `load` reads them (and parses first if needed), `open` gives
+programs access to the misses, and `validate` compares them with the testbed's truth. Each is
+imported on first use, because builds of C parts run modules of this package with the system's
 Python, without numpy.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Errors meant for the user: one line that says what is wrong, one that says what to do."""
+"""Errors for the user: a message that says what is wrong, and a hint that says what to do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from __future__ import annotations
 class PtatError(Exception):
     """A condition the user can understand and act on; shown without a traceback.
 
-    `message` says what is wrong, `hint` what to do about it (may be empty), `exit_code`
-    is 2 for usage and environment, 1 where the answer to the user's question is "no".
+    `message` says what is wrong, and `hint` what to do about it (may be empty). `exit_code` is 2
+    for usage and environment errors, and 1 if the answer to the user's question is "no".
     """
 
     exit_code = 2
@@ -23,7 +23,7 @@ class PtatError(Exception):
 
 
 class BadInput(PtatError):
-    """A file is missing, damaged, or of a version or kind we do not read."""
+    """A file is missing, damaged, or of an unsupported version or kind."""
 
 
 class SessionError(BadInput):

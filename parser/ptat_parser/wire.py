@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Layout of the capture stream: the one definition.
+"""Layout of the capture stream: the only definition.
 
 64-bit little-endian words in blocks of 1,024 words; docs/formats.md explains them.
-Everything that writes or reads the stream takes its numbers from here: the parser by
-importing this module, C code through ``python3 -m ptat_parser.wire --c-header``.
+All writers and readers of the stream take their constants from here: the parser imports this
+module, and C code uses ``python3 -m ptat_parser.wire --c-header``.
 
 Standard library only: builds of C parts run this file with the system's Python.
 """
@@ -50,8 +50,8 @@ LOST_COUNT_BITS = 36
 MARK_CODE_SHIFT = 28
 MARK_CODE_BITS = 8
 MARK_ARGUMENT_BITS = 28
-DECODE_ERROR_COUNT_SHIFT = 12  # argument of DECODE_ERROR: how many, and below it a set of kinds
-SYNC_NUMBER_SHIFT = 20  # argument of SYNC: number of the pulse, and below it its age in ticks
+DECODE_ERROR_COUNT_SHIFT = 12  # argument of DECODE_ERROR: count above, set of kinds below
+SYNC_NUMBER_SHIFT = 20  # argument of SYNC: pulse number above, age in ticks below
 
 
 class Tag(enum.IntEnum):

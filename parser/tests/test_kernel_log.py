@@ -227,8 +227,8 @@ def test_repeated_seq(log):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("ptat_mm_attach", {"tgid": -1}, "a process of a number that none has"),
-        ("ptat_mm_attach", {"tgid": (1 << 22) + 1}, "a process of a number that none has"),
+        ("ptat_mm_attach", {"tgid": -1}, "an impossible process number"),
+        ("ptat_mm_attach", {"tgid": (1 << 22) + 1}, "an impossible process number"),
         ("ptat_table_alloc", {"level": 0}, "a table of an unknown level"),
         ("ptat_table_link", {"level": 3}, "a table of an unknown level"),
     ],

@@ -53,7 +53,7 @@ WALK_WORD = 1 << 36 | 9
         ([HEADER, WALK_WORD], "damaged: a walk without a time"),
         ([HEADER, TIME, WALK_WORD], "damaged: a walk without a time"),
         ([HEADER, SPACE, WALK_WORD], "damaged: a walk without a time"),
-        ([HEADER, TIME, SPACE, WALK_WORD | 5 << 54], "damaged: a level that no CPU has"),
+        ([HEADER, TIME, SPACE, WALK_WORD | 5 << 54], "damaged: an impossible level"),
     ],
 )
 def test_damage_is_named(tmp_path, words, message):

@@ -58,7 +58,7 @@ def write(session: Path, fills: Sequence[Fill]) -> None:
 
 
 def read(session: Path) -> list[Fill]:
-    """What was told last; nothing where nobody tells."""
+    """The last fill levels written; empty if nothing writes them."""
     try:
         return [Fill(**fill) for fill in json.loads((session / FILE).read_bytes())]
     except (OSError, ValueError, TypeError):

@@ -132,7 +132,7 @@ class Client:
                     return frame
         raise LinkError(
             f"{self.link.name} does not answer",
-            "see that it has power and runs ptat's firmware; plug it in again",
+            "check that it has power and runs ptat's firmware, then plug it in again",
         )
 
     def command(
@@ -160,7 +160,7 @@ class Client:
                 f"load the gateware of this ptat (the board's is {identity.git_hash[:12]})",
             )
         if not identity.channels or not identity.tick_hz:
-            raise BoardError(f"{self.link.name} says that it has no channel, or no clock")
+            raise BoardError(f"{self.link.name} reports no channel or no clock")
         return identity
 
     def health(self) -> Health:
@@ -196,7 +196,7 @@ class Client:
         )
         if state != protocol.State.RECORDING:
             raise LinkError(
-                f"{self.link.name} has ended the recording: it had not heard of us for"
+                f"{self.link.name} ended the recording: it received nothing from this host for"
                 f" {protocol.HEARTBEAT_TIMEOUT_MS // 1000} s, or was reset"
             )
 
@@ -222,7 +222,7 @@ class Client:
             if now_bytes != received_bytes:
                 moved_s, received_bytes = time.monotonic(), now_bytes
             elif time.monotonic() - moved_s > STOP_SILENCE_S:
-                raise LinkError(f"{self.link.name} holds the rest of its capture back")
+                raise LinkError(f"{self.link.name} does not deliver the rest of its capture")
             time.sleep(STOP_POLL_S)
 
     def _decode(self, kind: type[_T], payload: bytes) -> _T:
@@ -233,12 +233,13 @@ class Client:
 
     def _sized(self, payload: bytes, size: int) -> bytes:
         if len(payload) != size:
-            raise self._nonsense(ProtocolError(f"{len(payload)} bytes where {size} are due"))
+            raise self._nonsense(ProtocolError(f"{len(payload)} bytes instead of {size}"))
         return payload
 
     def _nonsense(self, error: ProtocolError) -> BoardError:
         return BoardError(
-            f"{self.link.name} answers nonsense: {error}", "update the board's firmware, or ptat"
+            f"{self.link.name} sent an invalid answer: {error}",
+            "update the board's firmware, or ptat",
         )
 
     def _refusal(self, command: Command, status: int) -> BoardError:
@@ -246,5 +247,5 @@ class Client:
         text = protocol.STATUS_TEXTS[Status(status)] if known else f"status {status}"
         hint = ""
         if status == Status.BUSY:
-            hint = "wait until it is done; a host that died keeps the board for 5 s"
+            hint = "wait until it ends; a board stays reserved for 5 s after its host dies"
         return BoardError(f"{self.link.name} refuses {command.name}: {text}", hint)

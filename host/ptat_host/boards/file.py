@@ -46,7 +46,7 @@ class FileBoard:
     def check(self) -> list[Check]:
         """Whether the session is there."""
         if self._path is None:
-            return [Check("session", None, "it is named as file:DIR")]
+            return [Check("session", None, "write it as file:DIR")]
         try:
             session = self._session()
         except PtatError as error:
@@ -60,7 +60,7 @@ class FileBoard:
         )
 
         if request.heap_bytes is not None:
-            raise BoardError("--heap: a replay asks for no memory", "leave it out")
+            raise BoardError("--heap: a replay runs no program", "leave it out")
         session = self._session()
         description: dict[str, Any] = json.loads((session.path / "session.json").read_text())
         metadata = {key: description[key] for key in ("board", "region", "kernel", "cpu")}
@@ -78,7 +78,7 @@ class FileBoard:
         ):
             capture = session.path / channel.file
             if not capture.exists():
-                raise BoardError(f"{capture}: no such file", "name a whole session")
+                raise BoardError(f"{capture}: no such file", "give a complete session")
             target = (request.session_dir / channel.file).with_suffix(".raw")
             described["file"] = target.name
             archive.unpack(capture, target)
@@ -96,5 +96,5 @@ class FileBoard:
 
     def _session(self) -> Session:
         if self._path is None:
-            raise BoardError("which session is to be replayed?", "write it as --board file:DIR")
+            raise BoardError("the session to replay is missing", "write it as --board file:DIR")
         return Session(self._path)

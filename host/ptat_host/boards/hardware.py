@@ -72,7 +72,7 @@ def distrust(health: Health) -> str | None:
     if illegal <= ILLEGAL_MIN or illegal <= ILLEGAL_MAX * (illegal + health.matched):
         return None
     return (
-        f"the bus is not what the decoder is set up for: {illegal} illegal commands"
+        f"the bus does not match the decoder's settings: {illegal} illegal commands"
         f" for {health.matched} accesses"
     )
 
@@ -84,11 +84,9 @@ class HardwareBoard(ABC):
     """The name of its entry point."""
 
     options: Mapping[str, Option] = {
-        "tsc-hz": Option(
-            "frequency of this machine's TSC (default: as the kernel's log tells)", None
-        ),
+        "tsc-hz": Option("frequency of this machine's TSC (default: from the kernel's log)", None),
         "mapping": Option(
-            "address mapping to program, a file of ptat calibrate (default: what the board has)",
+            "address mapping to program: a file of ptat calibrate (default: the board's own)",
             None,
         ),
     }
@@ -130,7 +128,7 @@ class HardwareBoard(ABC):
         except BoardError as error:
             return [Check("board", False, error.message, error.hint)]
         if not addresses:
-            return [Check("board", None, f"none found; it is named as {self.kind}:ADDRESS")]
+            return [Check("board", None, f"none found; write it as {self.kind}:ADDRESS")]
         boards = [self._check_one(address) for address in addresses]
         return boards + module_checks() + live_machine.checks()
 
@@ -241,7 +239,9 @@ class Tap:
                 self.sent_blocks = stopped.blocks
                 self.lost_accesses = self.client.health().lost
                 if stopped.state == protocol.State.EXPIRED:
-                    self.failure = "the board had ended the recording: it had not heard of us"
+                    self.failure = (
+                        "the board ended the recording: it received nothing from this host"
+                    )
         except BoardError as error:
             self.failure = self.capture.failure or error.message
         sent = self.sent_blocks

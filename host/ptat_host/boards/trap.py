@@ -23,9 +23,7 @@ class TrapBoard:
 
     name = "trap"
     options: Mapping[str, Option] = {
-        "tsc-hz": Option(
-            "frequency of this machine's TSC (default: as the kernel's log tells)", None
-        ),
+        "tsc-hz": Option("frequency of this machine's TSC (default: from the kernel's log)", None),
     }
 
     def check(self) -> list[Check]:
@@ -39,7 +37,7 @@ class TrapBoard:
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command on this machine; see `Board.record`."""
         if request.granularity_bytes is not None:
-            raise BoardError("--granularity: a trap knows the entry, there is no bus to see less")
+            raise BoardError("--granularity: trap mode records whole addresses, there is no bus")
         failures: list[str] = []
         with (
             live_machine.LiveMachine(request, request.options.get("tsc-hz")) as machine,
@@ -73,7 +71,7 @@ class TrapBoard:
             reason=run.failure,
             interrupted=run.interrupted,
             metadata=metadata,
-            lost=f"{lost} records of traps that found no room" if lost else None,
+            lost=f"{lost} trap records that did not fit into the ring" if lost else None,
         )
 
 

@@ -46,7 +46,8 @@ class Ring:
         self._page = np.frombuffer(self._mapped, PAGE, 1)[0:1]
         if int(self._page["record_bytes"][0]) != traps.RECORD.itemsize:
             raise BoardError(
-                "this kernel's records have another format", "use ptat and series of one version"
+                "this kernel's records have another format",
+                "use ptat and kernel patches of the same version",
             )
         self._data_offset = int(self._page["data_offset"][0])
         self._records = int(self._page["records"][0])
@@ -182,5 +183,5 @@ def _why(error: OSError) -> tuple[str, str]:
     if error.errno == errno.EBUSY:
         return f"{DEVICE} is in use", "another ptat records: wait for it"
     if error.errno == errno.EACCES:
-        return f"{DEVICE} may not be opened", "use sudo"
+        return f"{DEVICE} cannot be opened", "use sudo"
     return f"{DEVICE}: {error.strerror}", BOOT_HINT

@@ -25,9 +25,9 @@ from ptat_host.protocol import CHUNK_BYTES, DATA_HEADER, Frame, ProtocolError
 WINDOW_CHUNKS = 8192
 """What the host has room for, in datagrams: 8 MiB."""
 BATCH_CHUNKS = 128
-"""Received at once, if there are so many."""
+"""Most packets received at a time."""
 WRITE_CHUNKS = 256
-"""Written at once, if there are so many."""
+"""Most blocks written at a time."""
 SOCKET_BUFFER_BYTES = 16 << 20
 ACK_EVERY_CHUNKS = 64
 ACK_GAP_S = 0.001
@@ -413,5 +413,5 @@ class UdpBoard(HardwareBoard):
     def open(self, address: str | None) -> UdpLink:
         """The board at ``HOST:PORT`` or ``HOST``."""
         if address is None:
-            raise BoardError("where is the board?", "write it as --board udp:HOST:PORT")
+            raise BoardError("the board's address is missing", "write it as --board udp:HOST:PORT")
         return UdpLink(address)

@@ -75,7 +75,7 @@ def _interface(device: usb1.USBDevice) -> int | None:
 def serials() -> list[str]:
     """Serial numbers of the boards that are plugged in.
 
-    :raises BoardError: one of them may not be opened.
+    :raises BoardError: one of them cannot be opened.
     """
     found = []
     with usb1.USBContext() as context:
@@ -93,7 +93,7 @@ class UsbLink(Link):
     def __init__(self, serial: str | None) -> None:
         """Open the board of that serial number, or the only one.
 
-        :raises BoardError: there is none, or it may not be opened, or somebody else uses it.
+        :raises BoardError: there is none, or it cannot be opened, or somebody else uses it.
         """
         self._resources = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
@@ -122,12 +122,13 @@ class UsbLink(Link):
         device, handle = seen[self._serial]
         interface = _interface(device)
         if interface is None:
-            raise BoardError(f"{self.name} has not the endpoints of a ptat board")
+            raise BoardError(f"{self.name} lacks the endpoints of a ptat board")
         try:
             handle.claimInterface(interface)
         except usb1.USBErrorBusy:
             raise BoardError(
-                f"{self.name} is in use by another program", "end that, or use another board"
+                f"{self.name} is in use by another program",
+                "end that program, or use another board",
             ) from None
         opening.callback(_suppressing, handle.releaseInterface, interface)
         return handle
@@ -182,7 +183,7 @@ class UsbLink(Link):
             except usb1.USBError as error:
                 raise self._broken(error) from None
             dropped_bytes += len(data)
-        raise LinkError(f"{self.name} streams though it was told to stop", "plug it in again")
+        raise LinkError(f"{self.name} still streams after a stop command", "plug it in again")
 
     def capture(self, fd: int, host: int) -> UsbCapture:
         """See `Link.capture`."""
@@ -272,7 +273,7 @@ class UsbCapture:
             except usb1.USBErrorNoMem:
                 if not i and not self._in_flight:
                     self._fail(
-                        "the kernel gives no memory for USB transfers: raise"
+                        "the kernel has no memory for USB transfers: raise"
                         " /sys/module/usbcore/parameters/usbfs_memory_mb"
                     )
                 self._idle = idle[i:]
@@ -341,7 +342,7 @@ class UsbCapture:
         self._recoveries += 1
         self._fruitless += 1
         if self._fruitless > RECOVERIES_MAX:
-            self._fail("the board's USB link fails again and again")
+            self._fail("the board's USB link keeps failing")
             return
         try:
             self._handle.clearHalt(protocol.USB_ENDPOINT_STREAM)

@@ -85,7 +85,7 @@ class Calibration:
         return replace(_invert(span, *base), mirror=self.mirror)
 
     def describe(self) -> list[str]:
-        """Lines for people."""
+        """Readable lines."""
         lines = []
         for name, masks in self.functions.items():
             for i, mask in enumerate(masks):
@@ -106,7 +106,9 @@ class Calibration:
             if mask.bit_count() > 1:
                 together = " ^ ".join(str(bit) for bit in _bits(mask))
                 lines.append(f"not determined: {together} was always {parity}")
-        lines.append(f"{self.disagreeing} of {self.observations} observations were of other reads")
+        lines.append(
+            f"{self.disagreeing} of {self.observations} observations came from other reads"
+        )
         return lines
 
 
@@ -176,7 +178,7 @@ def solve(addresses: npt.ArrayLike, coordinates: npt.ArrayLike, seed: int = 0) -
     if address.shape != coordinate.shape or address.ndim != 1:
         raise BadInput(f"{address.shape} addresses for {coordinate.shape} coordinates")
     if (address >> np.uint64(_UNITS_BITS)).any():
-        raise BadInput("an address is beyond what a record can hold", "read lower addresses")
+        raise BadInput("an address does not fit into a record", "read lower addresses")
     # Bit 0 is the constant: inversions are what it contributes.
     vectors = address << np.uint64(1) | np.uint64(1)
     unknowns = len(_Basis.of(vectors.tolist(), vectors.tolist()).rows)
@@ -283,7 +285,7 @@ def _no_function(wrong: npt.NDArray[np.float64], agreement: float) -> BadInput:
         )
     return BadInput(
         f"each bit fits, but only {agreement:.0%} of the observations fit as a whole",
-        "too many are of foreign accesses: calibrate on a quiet machine",
+        "too many come from other accesses: calibrate on an idle machine",
     )
 
 
@@ -390,7 +392,7 @@ def _invert(differences: _Basis, base_address: int, base_value: int) -> Program:
             bits = ", ".join(str(bit + _UNIT_SHIFT) for bit in _bits(address))
             raise BadInput(
                 f"addresses that differ in the bits {bits} have one coordinate",
-                "the board does not see all of it: is there another channel, or another rank?",
+                "the board sees only part of the memory: look for another channel or rank",
             )
         backwards.add(value & seen, vector)
     # Each direction in which none of those read differ goes to an address bit that tells it.

@@ -44,9 +44,9 @@ class Mirroring:
     """False: both fit. The addresses read are all of even ranks, or the pairs do not change."""
 
     def describe(self) -> str:
-        """One line for people."""
+        """One readable line."""
         if not self.decided:
-            return "mirroring of odd ranks: not decided, the addresses read fit both; taken as none"
+            return "mirroring of odd ranks: undecided, the addresses read fit both; assumed absent"
         how = "swapped" if self.mirror else "not swapped"
         return f"mirroring of odd ranks: the controller's data commands are {how}"
 

@@ -2,7 +2,7 @@
 """What boards saw of known reads: from capture streams to the pairs that `calibrate` solves for.
 
 While boards report DRAM coordinates in the place of addresses, each chosen address is read many
-times in a row, and then the boards are told to FLUSH, which puts a mark into their streams. What
+times in a row, and then the command FLUSH puts a mark into the boards' streams. What
 was seen most often between two marks is where that address lies. Other traffic of the machine is
 between the marks, too; but it is seldom one line so often, and a line that is (one that all CPUs
 poll) is there between many marks.
@@ -68,8 +68,8 @@ def between_flushes(chunks: Iterable[Chunk], count: int) -> list[U64]:
         open_parts.append(_reads(chunk, start, len(chunk.address)))
     if len(found) != count:
         raise BadInput(
-            f"the board's stream has {len(found)} marks where {count} were asked for",
-            "the link lost something, or repeated a command: calibrate again",
+            f"the board's stream has {len(found)} marks instead of {count}",
+            "the link lost data or repeated a command: calibrate again",
         )
     return found
 

@@ -97,7 +97,7 @@ def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", hint) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: no mapping that this ptat can read: {error}", hint) from None
+        raise BadInput(f"{path}: not a mapping that this ptat can read: {error}", hint) from None
     if (found.region.base, found.region.size_bytes) != (region_base, region_bytes):
         raise BadInput(
             f"{path}: is for a region of {found.region.size_bytes:#x} bytes at"
@@ -114,6 +114,6 @@ def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list
         columns = [int(column, 16) for column in channel.columns]
         always = int(channel.always, 16)
         if any(value >> wire.ACCESS_ADDRESS_BITS for value in [*columns, always]):
-            raise BadInput(f"{path}: an address is beyond what a record can hold", hint)
+            raise BadInput(f"{path}: an address does not fit into a record", hint)
         programs.append(Program(columns, always, found.mirror))
     return programs

@@ -41,7 +41,7 @@ class Module:
     """Ranks (a bit each) whose address wires are swapped; not what the controller does of it."""
 
     def describe(self) -> str:
-        """For people."""
+        """One readable line."""
         mirrored = ", odd ranks with swapped wires" if self.wired_mirror else ""
         return (
             f"{self.standard}, {self.ranks} rank(s), {self.row_bits} row bits,"
@@ -57,7 +57,7 @@ def parse(data: bytes, name: str) -> Module:
     :raises BadInput: it is none, or of a module that cannot be decoded; the message says why.
     """
     if len(data) < BYTES_MIN:
-        raise BadInput(f"{name}: {len(data)} bytes are no SPD", "give all of the SPD's bytes")
+        raise BadInput(f"{name}: {len(data)} bytes are not an SPD", "give all of the SPD's bytes")
     kind, form = data[2], data[3] & 0xF
     if kind not in NAMES:
         what = "DDR5" if kind == DDR5 else f"memory of type {kind:#04x}"
@@ -76,7 +76,7 @@ def parse(data: bytes, name: str) -> Module:
     )
     stacked = data[6] if ddr4 else data[33]
     refused = {
-        "the buffers of an LRDIMM, which pass on other ranks than the tap sees": form
+        "LRDIMM buffers, which drive ranks that differ from those on the tap": form
         == LOAD_REDUCED[kind],
         "a 3D stack (3DS): chip IDs C0 to C2 are not decoded": (
             bool(stacked & 0x80) and stacked & 3 == SINGLE_LOAD_STACK
@@ -85,7 +85,7 @@ def parse(data: bytes, name: str) -> Module:
         "a registered module of 4 ranks: ranks encoded in several chip selects are not decoded": (
             registered and module.ranks > 2
         ),
-        f"{module.ranks} ranks: 4 at most are decoded": module.ranks > 4,
+        f"{module.ranks} ranks: at most 4 are decoded": module.ranks > 4,
     }
     for why, applies in refused.items():
         if applies:

@@ -46,17 +46,17 @@ def add(commands: Commands[Parser]) -> None:
         metavar="N",
         type=positive_int,
         default=ADDRESSES,
-        help=f"different addresses to read (default: {ADDRESSES})",
+        help=f"number of different addresses to read (default: {ADDRESSES})",
     )
     parser.add_argument(
-        "--reads", metavar="N", type=positive_int, help="reads of each (default: the board's)"
+        "--reads", metavar="N", type=positive_int, help="reads per address (default: the board's)"
     )
     parser.add_argument(
         "--seed",
         metavar="N",
         type=positive_int,
         default=1,
-        help="choose other addresses (default: 1)",
+        help="seed for choosing the addresses (default: 1)",
     )
     add_json(parser)
     add_board_options(parser)

@@ -19,7 +19,7 @@ from ptat_host.commands.common import (
 def add(commands: Commands[Parser]) -> None:
     """Add it to the commands."""
     parser = add_command(
-        commands, "check", "check the invariants of a session; 1 if one does not hold"
+        commands, "check", "check the invariants of a session; exit with 1 if one is violated"
     )
     add_session(parser)
     add_json(parser)

@@ -37,7 +37,7 @@ Commands = argparse._SubParsersAction  # the type has no public name
 
 
 def add_command(commands: Commands[Parser], name: str, text: str) -> Parser:
-    """A command, whose help begins as its line in the list does."""
+    """A command; `text` is its line in the list and the first sentence of its help."""
     return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
 
 
@@ -64,14 +64,14 @@ def session_location(name: str) -> Path:
 def positive_int(text: str) -> int:
     """An argument: 1 or more."""
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option --json."""
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object (default: text for people)"
+        "--json", action="store_true", help="print one JSON object (default: readable text)"
     )
 
 
@@ -90,12 +90,12 @@ def newest_session() -> Path:
 
 
 def comma_names(text: str) -> tuple[str, ...]:
-    """An argument: names with commas between."""
+    """An argument: comma-separated names."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def comma_sizes(text: str) -> tuple[int, ...]:
-    """An argument: sizes with commas between."""
+    """An argument: comma-separated sizes."""
     return tuple(sorted({parse_size(part, "a size") for part in text.split(",")}))
 
 

@@ -29,8 +29,8 @@ def add(commands: Commands[Parser]) -> None:
         metavar="DIR",
         type=session_location,
         nargs="+",
-        help="sessions of after; those before are repeats of one run, and so are these (default:"
-        " the second of two)",
+        help="repeats of the run after the change; the sessions before this option are repeats of"
+        " the run before it (default: the second of two sessions)",
     )
     parser.add_argument(
         "--top",

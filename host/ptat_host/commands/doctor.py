@@ -12,9 +12,9 @@ from ptat_host.commands.common import Commands, Parser, add_command
 
 def add(commands: Commands[Parser]) -> None:
     """Add it to the commands."""
-    parser = add_command(commands, "doctor", "say what a recording needs and what is missing")
+    parser = add_command(commands, "doctor", "show what a recording needs and what is missing")
     parser.add_argument(
-        "--board", metavar="BOARD", help="look at this board only (default: at all of them)"
+        "--board", metavar="BOARD", help="check only this board (default: all of them)"
     )
     parser.set_defaults(run=_run)
 

@@ -8,7 +8,7 @@ from ptat_host.commands.common import Commands, Parser, UsageError, add_command
 
 def add_completion(commands: Commands[Parser], ptat: Parser) -> None:
     """Add ``ptat completion``."""
-    parser = add_command(commands, "completion", "print what makes a shell complete ptat's words")
+    parser = add_command(commands, "completion", "print a shell's completion script for ptat")
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
     parser.set_defaults(run=lambda arguments: _completion(commands, ptat, arguments.shell))
 
@@ -30,7 +30,10 @@ def add(commands: Commands[Parser], ptat: Parser) -> None:
     """Add it to the commands."""
     parser = add_command(commands, "help", "explain a command and its options")
     parser.add_argument(
-        "command", metavar="COMMAND", nargs="?", help="what to explain (default: all in short)"
+        "command",
+        metavar="COMMAND",
+        nargs="?",
+        help="command to explain (default: a summary of all)",
     )
     parser.set_defaults(run=lambda arguments: _run(commands, ptat, arguments.command))
 

@@ -25,14 +25,14 @@ def add(commands: Commands[Parser]) -> None:
     add_session(parser)
     add_json(parser)
     parser.add_argument(
-        "--pages", choices=HUGE_PAGES, default="both", help="their sizes (default: both)"
+        "--pages", choices=HUGE_PAGES, default="both", help="page sizes to try (default: both)"
     )
     parser.add_argument(
         "--top",
         metavar="N",
         type=positive_int,
         default=8,
-        help="hottest objects to look at (default: 8)",
+        help="number of hottest objects to try (default: 8)",
     )
     parser.add_argument(
         "--tlb",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def add_script(commands: Commands[Parser]) -> None:
     """Add ``ptat script``."""
-    parser = add_command(commands, "script", "print one miss a line")
+    parser = add_command(commands, "script", "print one miss per line")
     add_session(parser)
     parser.add_argument(
         "--limit", metavar="N", type=positive_int, help="stop after N misses (default: all of them)"
@@ -37,7 +37,7 @@ def add_script(commands: Commands[Parser]) -> None:
         help="only objects whose name matches, such as 'libc*' (default: all)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print a JSON object a line (default: columns)"
+        "--json", action="store_true", help="print one JSON object per line (default: columns)"
     )
     parser.set_defaults(run=_script)
 
@@ -55,7 +55,7 @@ EXPORT_FORMATS = {
 
 def add_export(commands: Commands[Parser]) -> None:
     """Add ``ptat export``."""
-    parser = add_command(commands, "export", "write the misses in a format of other tools")
+    parser = add_command(commands, "export", "export the misses in another tool's format")
     add_session(parser)
     formats = "; ".join(f"{name}: {about}" for name, about in EXPORT_FORMATS.items())
     parser.add_argument(
@@ -74,10 +74,10 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
         dest="start",
         metavar="S",
         type=_seconds,
-        help="first time, in seconds as ptat script shows them (default: the recording's start)",
+        help="start time, in seconds as in ptat script (default: the recording's start)",
     )
     parser.add_argument(
-        "--to", dest="stop", metavar="S", type=_seconds, help="end of the time (default: none)"
+        "--to", dest="stop", metavar="S", type=_seconds, help="end time (default: none)"
     )
     parser.add_argument(
         "--pid", metavar="N", type=positive_int, help="only this process (default: all)"
@@ -87,7 +87,7 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
         metavar="A-B",
         type=_addresses,
         default=(None, None),
-        help="only pages that touch these addresses, B excluded; hexadecimal (default: all)",
+        help="only pages that overlap A to B (B excluded); hexadecimal (default: all)",
     )
 
 
@@ -138,7 +138,7 @@ def _export(arguments: argparse.Namespace) -> int:
     chosen = FORMATS[arguments.format]
     to_stdout = arguments.output is None
     if to_stdout and (chosen.seekable or (chosen.binary and sys.stdout.isatty())):
-        raise UsageError(f"{arguments.format} cannot be shown here", "name a file: -o FILE")
+        raise UsageError(f"{arguments.format} cannot go to stdout here", "name a file: -o FILE")
     misses = _filtered(arguments)
     if to_stdout:
         chosen.write(misses, sys.stdout.buffer)

@@ -26,13 +26,14 @@ def add(commands: Commands[Parser]) -> None:
         "--seconds",
         metavar="S",
         type=positive_number,
-        help="time of an untraced run there, for the slowdown (default: none, only the time added)",
+        help="time of an untraced run on that hardware, to compute the slowdown (default: show only"
+        " the added time)",
     )
     for name, about, default in (
-        ("uncached", "a read of memory that no cache may keep", 100.0),
-        ("cached", "a read of an entry by an untraced walk", 10.0),
+        ("uncached", "an uncached read of memory", 100.0),
+        ("cached", "a walk's read of an entry without tracing", 10.0),
         ("store", "an uncached store", 100.0),
-        ("trap", "a page fault that counts a miss, as BadgerTrap's", 350.0),
+        ("trap", "a page fault that counts a miss, as in BadgerTrap", 350.0),
         ("touch", "a miss in trap mode, by touch", 500.0),
         ("step", "a miss in trap mode, by step", 1000.0),
     ):

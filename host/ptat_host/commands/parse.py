@@ -17,18 +17,18 @@ from ptat_host.commands.common import (
 
 def add(commands: Commands[Parser]) -> None:
     """Add it to the commands."""
-    parser = add_command(commands, "parse", "make the results of a session again")
+    parser = add_command(commands, "parse", "parse a session again to recreate its results")
     add_session(parser)
     parser.add_argument(
         "--salvage",
         action="store_true",
-        help="leave damaged blocks of the capture out and count them as lost"
+        help="omit damaged blocks of the capture and count them as lost"
         " (default: refuse a damaged capture)",
     )
     parser.add_argument(
         "--counts-only",
         action="store_true",
-        help="no single misses, only pages and totals: enough for ptat report"
+        help="write only pages and totals, not single misses: enough for ptat report"
         " (default: all results)",
     )
     where = parser.add_mutually_exclusive_group()
@@ -37,13 +37,13 @@ def add(commands: Commands[Parser]) -> None:
         metavar="N",
         type=positive_int,
         default=1,
-        help="processes to share the work; the results are the same (default: 1)",
+        help="number of processes; the results do not depend on it (default: 1)",
     )
     where.add_argument(
         "--cluster",
         metavar="ADDRESS",
-        help="Dask scheduler whose workers, which see DIR at the same path or in the same bucket,"
-        " share the work (default: none)",
+        help="parse on the workers of this Dask scheduler; they must see DIR at the same path or"
+        " in the same bucket (default: parse on this machine)",
     )
     parser.set_defaults(run=_run)
 

@@ -38,7 +38,7 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="exit with 1 if anything was lost on the way to the disk (default: only say it)",
+        help="exit with 1 if anything was lost on the way to the disk (default: only report it)",
     )
     parser.add_argument(
         "--archive",
@@ -47,7 +47,9 @@ def add(commands: Commands[Parser]) -> None:
         help="compress and index the capture when the recording has ended (default: --archive)",
     )
     add_recording(parser)
-    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
+    parser.add_argument(
+        "command", metavar="CMD", nargs=argparse.REMAINDER, help="the command to run"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -65,7 +67,7 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         "--levels",
         choices=("pte", "pte+pmd"),
         default="pte+pmd",
-        help="page tables that the trace sees: pte is 4 KiB pages only (default: pte+pmd)",
+        help="page tables to trace; pte: 4 KiB pages only (default: pte+pmd)",
     )
     parser.add_argument(
         "--readback",
@@ -78,7 +80,7 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         "--markers",
         choices=("store", "load"),
         help="how the kernel marks its events on the bus; behind a memory controller stores come"
-        " late (default: as the board's bus needs it)",
+        " late (default: as the board's bus requires)",
     )
     parser.add_argument(
         "--granularity",
@@ -89,8 +91,8 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     parser.add_argument(
         "--region",
         metavar="SIZE",
-        help="memory for the traced page tables; 1/512 of what CMD touches, and more if it is"
-        " sparse (default: the board's)",
+        help="memory for the traced page tables: 1/512 of the memory that CMD touches, more if that"
+        " is sparse (default: the board's)",
     )
     parser.add_argument(
         "--entries",
@@ -108,13 +110,13 @@ def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         "--maps",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="record what is mapped where, for the report's objects (default: --maps)",
+        help="record memory mappings, for the report's objects (default: --maps)",
     )
     parser.add_argument(
         "--heap",
         metavar="SIZE",
-        help="preload a library into CMD that records which calls led to the memory it asks for,"
-        " pieces of at least SIZE (default: no)",
+        help="preload a library into CMD that records the call chain of each allocation of at"
+        " least SIZE (default: no)",
     )
     add_board_options(parser)
     return parser._actions[others:]
@@ -127,7 +129,7 @@ def add_board(parser: argparse.ArgumentParser) -> None:
         metavar="BOARD",
         action="append",
         help=f"{', '.join(boards.names())}; some with an address: usb:SERIAL, udp:HOST:PORT,"
-        " file:DIR; again for the board of each further memory channel"
+        " file:DIR; repeat the option for the board of each further memory channel"
         f" (default: {boards.DEFAULT})",
     )
 
@@ -179,10 +181,12 @@ def _run(arguments: argparse.Namespace) -> int:
     board = chosen_board(arguments)
     if isinstance(board, ReplayingBoard):
         if command:
-            raise UsageError(f"{board.name} replays, it runs nothing", "leave the command out")
+            raise UsageError(
+                f"{board.name} replays a session and runs no command", "leave the command out"
+            )
         command = board.argv
     if not command:
-        raise UsageError("nothing to run", "ptat record [OPTIONS] -- CMD [ARG…]")
+        raise UsageError("no command to run", "ptat record [OPTIONS] -- CMD [ARG…]")
     request = record_request(arguments, board, command)
     session = new_session(arguments.output, command)
     result = record_one(board, request, session, archive=arguments.archive)
@@ -197,7 +201,7 @@ def record_request(
     region_bytes = parse_size(arguments.region, "--region") if arguments.region else None
     heap_bytes = parse_size(arguments.heap, "--heap") if arguments.heap else None
     if heap_bytes is not None and not arguments.maps:
-        raise UsageError("--heap without mappings says nothing", "leave --no-maps out")
+        raise UsageError("--heap needs the mappings", "leave --no-maps out")
     return RecordRequest(
         argv=command,
         session_dir=Path(),

@@ -54,27 +54,26 @@ def add(commands: Commands[Parser]) -> None:
     kernel.add_argument(
         "--kernel",
         action="store_true",
-        help="show them by function and call chain, of a session that was recorded with"
-        " --kernel-misses yes (default: what the trace shows)",
+        help="show them by function and call chain; the session must have been recorded with"
+        " --kernel-misses yes (default: show the trace)",
     )
     kernel.add_argument(
         "--read",
         metavar="FILE",
-        help="with --kernel: show what perf script printed of perf record -g -e dTLB-load-misses;"
-        " - is stdin (default: a session)",
+        help="with --kernel: show the output of perf script for perf record -g -e dTLB-load-misses;"
+        " - is stdin (default: show a session)",
     )
     kernel.add_argument(
         "--all",
         action="store_true",
-        help="with --kernel: also of processes that are not traced (default: only of those that"
-        " are)",
+        help="with --kernel: include processes that are not traced (default: traced ones only)",
     )
     parser.add_argument(
         "--folded",
         metavar="FILE",
         type=Path,
-        help="also write folded stacks, for flame graphs: with --kernel of kernel code; else"
-        " process;thread;object;function, of a session whose misses trapped (default: no)",
+        help="also write folded stacks, for flame graphs: of kernel code with --kernel, else"
+        " process;thread;object;function of a trap-mode session (default: no)",
     )
     parser.set_defaults(run=_run)
 
@@ -88,9 +87,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return _report_kernel(arguments)
     for option in ("read", "all"):
         if getattr(arguments, option):
-            raise UsageError(f"--{option} is of kernel code's misses", "add --kernel")
+            raise UsageError(f"--{option} applies only to misses of kernel code", "add --kernel")
     if arguments.html and arguments.json:
-        raise UsageError("--html and --json are two reports", "ask for one of them")
+        raise UsageError("--html and --json exclude each other", "choose one of them")
     results = load_results(arguments)
     if arguments.folded:
         _write_folded(Trace(results), arguments.folded)
@@ -121,11 +120,11 @@ def _report_kernel(arguments: argparse.Namespace) -> int:
     from ptat_host.reports import kernel_profile, perf_script
 
     if arguments.html:
-        raise UsageError("--kernel has no HTML report", "leave --html out, or take --folded")
+        raise UsageError("--kernel has no HTML report", "leave --html out, or use --folded")
     if arguments.read is None:
         profile = kernel_profile.of_session(session_of(arguments), everyone=arguments.all)
     elif arguments.session or arguments.all:
-        raise UsageError("--read shows no session", "leave DIR and --all out")
+        raise UsageError("--read does not use a session", "omit DIR and --all")
     else:
         text = io.StringIO(text_of(arguments.read), newline="\n")
         profile = perf_script.read(text, arguments.read)

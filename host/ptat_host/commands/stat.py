@@ -19,13 +19,13 @@ def add(commands: Commands[Parser]) -> None:
     source.add_argument(
         "--read",
         metavar="FILE",
-        help="explain what perf stat printed: text, -x or -j; - is stdin (default: run CMD)",
+        help="explain output of perf stat: text, -x or -j; - is stdin (default: run CMD)",
     )
     source.add_argument(
         "--session",
         metavar="DIR",
         type=Path,
-        help="show the counters of a session of the testbed (default: run CMD)",
+        help="show the counters of a testbed session (default: run CMD)",
     )
     parser.add_argument(
         "--cpu",
@@ -34,7 +34,9 @@ def add(commands: Commands[Parser]) -> None:
         " events' names)",
     )
     add_json(parser)
-    parser.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="what to run")
+    parser.add_argument(
+        "command", metavar="CMD", nargs=argparse.REMAINDER, help="the command to run"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -46,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     given = arguments.read is not None or arguments.session is not None
     if bool(command) == given:
         raise UsageError(
-            "nothing to count" if not given else "--read and --session run nothing",
+            "no command to count" if not given else "--read and --session run no command",
             "ptat stat -- CMD [ARG…], or ptat stat --read FILE, or ptat stat --session DIR",
         )
     cpu = None

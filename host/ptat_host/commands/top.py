@@ -19,14 +19,14 @@ from ptat_host.commands.common import (
 
 def add(commands: Commands[Parser]) -> None:
     """Add it to the commands."""
-    parser = add_command(commands, "top", "show what misses while it is being recorded")
+    parser = add_command(commands, "top", "show misses during a recording")
     add_session(parser)
     parser.add_argument(
         "--interval",
         metavar="S",
         type=positive_number,
         default=1.0,
-        help="seconds between two looks (default: 1)",
+        help="seconds between updates (default: 1)",
     )
     parser.add_argument(
         "--top",
@@ -38,12 +38,12 @@ def add(commands: Commands[Parser]) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="look once, over all that is recorded so far (default: until the recording ends)",
+        help="show everything recorded so far and exit (default: follow until the recording ends)",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON object for each look, a line each (default: text for people)",
+        help="print one JSON object per update, one per line (default: readable text)",
     )
     parser.set_defaults(run=_run)
 

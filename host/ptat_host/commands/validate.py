@@ -37,7 +37,9 @@ from ptat_parser.errors import PtatError
 def add(commands: Commands[Parser]) -> None:
     """Add it to the commands."""
     parser = add_command(
-        commands, "validate", "hold the trace against the truth and the counters; 1 if they differ"
+        commands,
+        "validate",
+        "compare the trace with the truth and the counters; exit with 1 if they differ",
     )
     parser.usage = (
         "ptat validate [OPTIONS] [DIR…]\n       ptat validate --repeat N [OPTIONS] -- CMD [ARG…]"
@@ -46,28 +48,28 @@ def add(commands: Commands[Parser]) -> None:
         "what",
         metavar="DIR",
         nargs="*",
-        help="session directory (default: the newest in ptat-sessions/); several are taken for"
-        " repeats of one run; with --repeat the command to run",
+        help="session directory (default: the newest in ptat-sessions/); several sessions are"
+        " compared as repeats of one run; with --repeat the command to run",
     )
     parser.add_argument(
         "--repeat",
         metavar="N",
         type=positive_int,
-        help="record CMD so many times, with the options of ptat record below, and compare the"
-        " runs (default: look at DIR)",
+        help="record CMD N times, with the options of ptat record below, and compare the runs"
+        " (default: validate DIR)",
     )
     parser.add_argument(
         "--tolerance",
         metavar="PERCENT",
         type=positive_number,
         default=1.0,
-        help="how far counts may be from the counters' (default: 1)",
+        help="largest allowed difference from the counters (default: 1)",
     )
     parser.add_argument(
         "--counters",
         metavar="FILE",
-        help="what perf stat printed of the same run, to compare with, too (default: only what the"
-        " session has)",
+        help="also compare with this output of perf stat for the same run (default: only with the"
+        " session's counters)",
     )
     add_json(parser)
     recording = add_recording(parser)
@@ -82,13 +84,13 @@ def _run(arguments: argparse.Namespace, recording: Sequence[argparse.Action]) ->
 
     if arguments.repeat:
         if arguments.counters:
-            raise UsageError("--counters are those of one run", "leave --repeat out")
+            raise UsageError("--counters belong to one run", "leave --repeat out")
         sessions = _repeat(arguments)
     else:
         _refuse_given(arguments, recording, "--repeat")
         sessions = [session_location(name) for name in arguments.what] or [newest_session()]
         if arguments.counters and len(sessions) > 1:
-            raise UsageError("--counters are those of one run", "name one session")
+            raise UsageError("--counters belong to one run", "name one session")
     counters = None
     if arguments.counters:
         counters = perf_stat.read(text_of(arguments.counters), arguments.counters)[0], None
@@ -118,12 +120,14 @@ def _run(arguments: argparse.Namespace, recording: Sequence[argparse.Action]) ->
 
 
 def _repeat(arguments: argparse.Namespace) -> list[Path]:
-    """Record so many times as were asked for."""
+    """Record `--repeat` sessions."""
     if not arguments.what:
-        raise UsageError("nothing to run", "ptat validate --repeat N [OPTIONS] -- CMD [ARG…]")
+        raise UsageError("no command to run", "ptat validate --repeat N [OPTIONS] -- CMD [ARG…]")
     board = chosen_board(arguments)
     if isinstance(board, ReplayingBoard):
-        raise UsageError(f"{board.name} replays, it runs nothing", "choose another --board")
+        raise UsageError(
+            f"{board.name} replays a session and runs no command", "choose another --board"
+        )
     request = record_request(arguments, board, arguments.what)
     sessions = []
     for _ in range(arguments.repeat):
@@ -131,7 +135,9 @@ def _repeat(arguments: argparse.Namespace) -> list[Path]:
         result = record_one(board, request, session)
         recorded(session, result, strict=False)
         if not result.complete:
-            raise PtatError(f"{session} is incomplete: no more runs are made", "see above why")
+            raise PtatError(
+                f"{session} is incomplete: no more runs are made", "the reason is above"
+            )
         sessions.append(session)
     return sessions
 
@@ -139,9 +145,9 @@ def _repeat(arguments: argparse.Namespace) -> list[Path]:
 def _refuse_given(
     arguments: argparse.Namespace, options: Sequence[argparse.Action], needed: str
 ) -> None:
-    """Options that would be ignored without another are a mistake."""
+    """Refuse options that have no effect without another one."""
     for option in options:
         if getattr(arguments, option.dest) != option.default:
             raise UsageError(
-                f"{option.option_strings[0]} says how to record", f"add {needed}, or leave it out"
+                f"{option.option_strings[0]} is an option of recording", f"add {needed}, or omit it"
             )

@@ -32,7 +32,7 @@ class Mapping:
     bytes: int = 0
     prot: int = 0
     frames: tuple[Frame, ...] = ()
-    """The calls that asked for it, the innermost first; empty: not recorded."""
+    """The call chain of the allocation, innermost first; empty if not recorded."""
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ FREE_BYTES_MIN = 256 << 20
 
 RUNNING = "ptat record did not end, or is still running"
 """Why a session is incomplete, as long as nothing else is known."""
-DETACHED = "the region went away meanwhile; its page tables were in memory then (see dmesg)"
+DETACHED = "the region was lost during the run; page tables moved to ordinary memory (see dmesg)"
 PRIVILEGED = (
     "execve() calls gave a program privileges; those programs were not traced"
-    " (write on to /sys/kernel/mm/ptat/secureexec to trace them)"
+    " (to trace them, write 'on' to /sys/kernel/mm/ptat/secureexec)"
 )
 
 _DESCRIPTION_BYTES_MAX = 256 << 10
@@ -180,7 +180,7 @@ def _archive(board: dict[str, Any], directory: Path, complete: bool) -> list[Pat
     A `complete` capture gets an index, but for several channels: merging them reads all anyway.
 
     These may only go when ``session.json`` names the archives. A capture that cannot be archived
-    (no room for both, interrupted) stays as it is, which is as good to read; the user is told.
+    (no room for both, interrupted) stays as it is, which can be read as well; the user is informed.
     """
     from ptat_parser.formats import archive
 

@@ -26,7 +26,7 @@ from ptat_host.sizes import format_size
 from ptat_parser import Trace
 
 ENOUGH = 4
-"""Of so many recordings of each side, if all differ, p is 0.029."""
+"""With this many recordings on each side, the smallest possible p is 0.029."""
 
 SHARE_MIN = 0.001
 """What has a smaller share of all misses, of all recordings together, is not tested."""
@@ -107,17 +107,17 @@ def warnings(before: Sequence[Trace], after: Sequence[Trace]) -> list[str]:
 
 
 def _about_chance(before: int, after: int) -> list[str]:
-    """How far the number of recordings lets chance be told from change."""
+    """Whether the number of recordings is enough to separate chance from change."""
     if min(before, after) < 2:
         return [
-            "one recording of a side: nothing can be said of significance; give repeats of both:"
+            "one recording of a side: significance cannot be tested; give repeats of both:"
             " ptat diff A1 A2 … --against B1 B2 …"
         ]
     least = repeats.least_p(before, after)
     if least >= ALPHA:
         return [
-            f"{before} and {after} recordings: no change can be significant (p is {least:.2f} at"
-            f" the least, {ALPHA:g} is needed); record each {ENOUGH} times"
+            f"{before} and {after} recordings: no change can be significant (p is at least"
+            f" {least:.2f}, {ALPHA:g} is needed); record each {ENOUGH} times"
         ]
     return []
 

@@ -43,7 +43,7 @@ PAGE_SHIFT = 12
 
 _NO_MAPS = "What was mapped where was not recorded (--no-maps)."
 _NO_MISSES = "There were no misses."
-_COUNTS_ONLY = "The session was parsed for counts only: make results again with ptat parse."
+_COUNTS_ONLY = "The session was parsed for counts only: run ptat parse to get all results."
 
 
 def write(results: Results, target: Path) -> None:

@@ -110,7 +110,7 @@ def in_windows(
             profile.misses[chain, event, bool(key & 1)] += misses_there
         profile.others_are = "while no traced process was running"
         if not reader.complete:
-            profile.problems.append("the record of misses is cut off: there were more")
+            profile.problems.append("the record of misses is truncated")
     return profiles
 
 
@@ -205,7 +205,7 @@ def write_folded(profile: Profile, file: IO[str]) -> None:
 
 
 def render(report: dict[str, Any]) -> RenderableType:
-    """What `summarise` gives, for people."""
+    """The result of `summarise` as readable text."""
     parts: list[RenderableType] = [Text(printable(report["name"]), style="bold"), ""]
     parts += [_totals(report), ""]
     if report["problems"]:

@@ -103,7 +103,7 @@ class Follower:
     """Looks at one session again and again."""
 
     def __init__(self, path: Path, top: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`top`: so many processes and objects are named; `clock` gives seconds."""
+        """`top`: number of processes and objects to list; `clock` returns seconds."""
         self._path = path
         self._top = top
         self._clock = clock
@@ -352,7 +352,7 @@ def _description(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     Session(path)  # says what is wrong
-    raise PtatError(f"{path}: no session", "name a directory made by ptat record")
+    raise PtatError(f"{path}: not a session", "name a directory made by ptat record")
 
 
 # Output -------------------------------------------------------------------------------------------
@@ -392,9 +392,7 @@ def render(view: View) -> RenderableType:
         (printable(shlex.join(view.command)), "bold"), f"  {view.state}, {view.elapsed_s:.1f} s"
     )
     if view.state == STARTING:
-        return Group(
-            title, Text("nothing is captured yet; boards that tell at the end show no more")
-        )
+        return Group(title, Text("nothing captured yet; some boards report only at the end"))
     lost = ", ".join(f"{kind} {count:,}" for kind, count in view.lost.items() if count)
     lines = [
         title,
@@ -412,7 +410,7 @@ def render(view: View) -> RenderableType:
     if view.unexplained:
         lines.append(Text(f"! reads of no known table: {view.unexplained:,}", style="bold red"))
     if view.state == RECORDING and view.quiet_s >= QUIET_S:
-        lines.append(Text(f"nothing came for {view.quiet_s:.0f} s", style="bold yellow"))
+        lines.append(Text(f"no data for {view.quiet_s:.0f} s", style="bold yellow"))
     parts: list[RenderableType] = [*lines, "", _rates("process", view.processes)]
     if view.objects is not None:
         parts += ["", _rates("object", view.objects)]

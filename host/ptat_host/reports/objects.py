@@ -27,12 +27,12 @@ from ptat_parser import Trace
 
 PAGE_BYTES = 4096
 STACK_BYTES = 8 << 20
-"""Below the first piece of a stack that the kernel told of: what it may have grown to since."""
+"""How far a stack may have grown below the first part that the kernel reported, in bytes."""
 
 _RUNTIME = ("libc.so", "libc-", "ld-linux", "libstdc++", "libgcc_s", "libptat-heap")
 """Libraries whose calls say nothing of what the memory is for."""
 _WRAPPERS = 4
-"""Of so many calls that lead to an allocation one is taken for the place it was asked for."""
+"""How many of the innermost calls are candidates for the place of an allocation."""
 
 
 @dataclass(eq=False)
@@ -296,7 +296,7 @@ class Objects:
         name = what.name
         if name in ("alloc", "heap-map"):
             call = self._site(what)
-            detail = call.place if call else "not known who asked for it"
+            detail = call.place if call else "allocated at an unknown place"
             title = (call.variable or call.function) if call else "allocation"
             return self._add(tgid, comm, "allocated", title, detail, what)
         where = f"at {what.start:#x}"
@@ -389,10 +389,10 @@ class Objects:
 
 
 def _segments(regions: list[Region], heap: list[Region]) -> list[tuple[int, Mapping | None]]:
-    """Since when what was mapped, in order of time, from 0 on.
+    """Mappings and their start times, sorted by time, beginning with 0.
 
-    The kernel's mappings are told late rather than early, so what is seen while nothing is mapped
-    is of the next. Allocated memory lies in them.
+    The kernel reports mappings late rather than early, so a miss while nothing is mapped belongs to
+    the next mapping. Allocated memory lies within mappings.
     """
     found: list[tuple[int, Mapping | None]] = []
     end_ns = 0

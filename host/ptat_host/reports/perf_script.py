@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ptat_host.reports.kernel_profile import SAMPLES, Profile
 from ptat_parser.errors import BadInput
 
-_HINT = "give what perf script printed of: perf record -e dTLB-load-misses,iTLB-load-misses -g"
+_HINT = "give the output of perf script for: perf record -e dTLB-load-misses,iTLB-load-misses -g"
 _TLB = re.compile(r"[di]?tlb|walk", re.IGNORECASE)
 
 _PLACE = r"(?P<ip>[0-9a-f]{1,16}) (?P<symbol>.+?) \((?P<dso>.*)\)"

@@ -17,7 +17,7 @@ from ptat_parser.errors import BadInput
 
 COUNTED, NOT_COUNTED, NOT_SUPPORTED = "counted", "not counted", "not supported"
 
-_HINT = "give what perf stat printed: its text, or that of -x, or -j"
+_HINT = "give the output of perf stat: text, -x or -j"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ def _read_json(text: str, source: str) -> Stat:
                 )
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{source}: line {number} is no count of perf stat -j", _HINT) from error
+            raise BadInput(
+                f"{source}: line {number} is not a count of perf stat -j", _HINT
+            ) from error
     return Stat(tuple(counts))
 
 
@@ -126,7 +128,9 @@ def _read_separated(text: str, source: str) -> Stat:
         try:
             counts.append(_count(event, value, unit, float(share) if share else None))
         except ValueError as error:
-            raise BadInput(f"{source}: line {number} is no count of perf stat -x", _HINT) from error
+            raise BadInput(
+                f"{source}: line {number} is not a count of perf stat -x", _HINT
+            ) from error
     return Stat(tuple(counts))
 
 

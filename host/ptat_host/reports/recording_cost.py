@@ -108,9 +108,7 @@ def notes(found: Overhead, of_traps: bool) -> list[str]:
     """What a reader must know before believing the numbers; `of_traps`: the kind of session."""
     said = []
     if of_traps:
-        said.append(
-            "traps show neither PMD reads nor stores of entries: a bus adds more than is said here"
-        )
+        said.append("traps show neither PMD reads nor stores of entries: a bus adds more than this")
     if found.run_s is None:
         said.append("--seconds S, the time of an untraced run, gives the slowdown")
     said.append("an estimate from latencies; measure them on the machine it is for")

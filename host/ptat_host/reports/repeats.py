@@ -115,7 +115,7 @@ def _division(ordered: F64) -> tuple[F64, npt.NDArray[np.intp]]:
 
 @cache
 def _chance(count: int) -> F64:
-    """Ratios of samples of a uniform distribution, of so many values each."""
+    """Ratios for samples of a uniform distribution, `count` values each."""
     samples = np.random.default_rng(_SEED).random((SAMPLES, count))
     return _division(np.sort(samples, axis=1))[0]
 
@@ -126,7 +126,7 @@ def difference(before: Sequence[float], after: Sequence[float]) -> float:
     Mann and Whitney's U, by exchanging runs between the sets: repeats are few, and counts of
     misses and times are skewed and may have two groups, so that nothing can be said of their
     distribution, which Welch's t needs. All exchanges are tried where there are at most
-    `PERMUTATIONS`, else so many at random.
+    `PERMUTATIONS`, else that many random ones.
     """
     if len(set(before) | set(after)) == 1:
         return 1.0
@@ -137,7 +137,7 @@ def difference(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def least_p(before: int, after: int) -> float:
-    """The smallest p that sets of so many runs can have: all of one above all of the other."""
+    """The smallest possible p for sets of this size: all runs of one above all of the other."""
     from scipy.special import comb
 
     return min(1.0, 2 / float(comb(before + after, before)))

@@ -26,7 +26,7 @@ HOT_PERCENT = (5, 20, 25)
 
 UNEXPLAINED = {
     "reads": "reads that no walk explains",
-    "stores": "stores to what is no page table",
+    "stores": "stores outside page tables",
     "events": "kernel events that contradict others",
 }
 
@@ -164,7 +164,7 @@ def is_whole(report: dict[str, Any]) -> bool:
 
 
 def render(report: dict[str, Any]) -> RenderableType:
-    """The report for people."""
+    """The report as readable text."""
     parts: list[RenderableType] = [_title(report), "", _totals(report), "", *_problems(report)]
     if seen(report):
         parts += [_process_table(report), "", _hot_table(report), ""]
@@ -199,13 +199,13 @@ def _totals(report: dict[str, Any]) -> Table:
         others = f"one of 2: {_count(two)}, of up to 4: {_count(four)}, of up to 8: {_count(eight)}"
         table.add_row("of a known page", _count(exact), others)
     in_doubt = report["faults"]["in_doubt"]
-    doubt = f"; for {_count(in_doubt)}, another's walk may be meant" if in_doubt else ""
+    doubt = f"; for {_count(in_doubt)}, the match with a walk is in doubt" if in_doubt else ""
     faulted = f"ended in a page fault; not counted{doubt}"
     table.add_row("faulted walks", _count(totals["faulted"]), faulted)
     if "traps" not in report:
         table.add_row("PMD reads", _count(totals["pmd_reads"]), "on the way to a PTE; not counted")
     if totals["readbacks"]:
-        table.add_row("read-backs", _count(totals["readbacks"]), "by the kernel, asked for")
+        table.add_row("read-backs", _count(totals["readbacks"]), "by the kernel, on purpose")
     lost = report["lost"]
     kinds = ", ".join(f"{kind} {_count(n)}" for kind, n in report["losses"].items() if n)
     table.add_row("lost", Text(_count(lost), style="bold red" if lost else ""), kinds or "nothing")
@@ -238,7 +238,7 @@ def problems(report: dict[str, Any]) -> list[str]:
     if report["maps_lost"]:
         found.append(
             f"{_count(report['maps_lost'])} changes of mappings were lost: misses around them may"
-            " be shown as another object's"
+            " be attributed to the wrong object"
         )
     unexplained = report["unexplained"]
     found += [

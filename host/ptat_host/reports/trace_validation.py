@@ -152,7 +152,7 @@ def _judge(one: Compared, faulted: int, tolerance: float) -> Judged:
         if of_faults:
             why.append(f"{of_faults:,} walks ended in a fault")
         if missing > of_faults:
-            why.append(f"{missing - of_faults:,} fewer than walks: lost, or not explained")
+            why.append(f"{missing - of_faults:,} fewer than walks: lost or unexplained")
     if one.retired is not None:
         if one.trace < one.retired - elsewhere:
             why.append(f"{one.retired - elsewhere - one.trace:,} fewer than retired: lost")
@@ -191,7 +191,7 @@ def _of_retired(
     by_access = results.summary["traps"]["misses_by_access"]
     modes = ("",) if _user_only(stat) else ("", "kernel ")
     trace = sum(by_access.get(mode + kind, 0) for mode in modes for kind in ("read", "write"))
-    found.notes.append("misses of instructions are left out: no counter has those that retired")
+    found.notes.append("instruction misses are omitted: no counter counts the retired ones")
     if len(modes) > 1:
         found.notes.append(
             "the counters have misses of the kernel at its own addresses, the trace does not:"
@@ -307,7 +307,7 @@ def render_repeats(checked: Sequence[Checked], spreads: Sequence[Spread]) -> Ren
             )
     if len(checked) < REPEATS_MIN:
         warnings.append(
-            Text(f"note: {len(checked)} runs; two kinds of them show from {REPEATS_MIN} on")
+            Text(f"note: {len(checked)} runs; two kinds of runs show from {REPEATS_MIN} on")
         )
     return Group(runs, "", table, *(["", *warnings] if warnings else []))
 
@@ -412,10 +412,14 @@ def _rows(found: Validation) -> list[tuple[str, int | None, str]]:
         ("missing", found.missing, "in the truth only"),
         ("extra", found.extra, "in the trace only"),
         ("wrong page", found.wrong_page, "in both, but of another process, page or page size"),
-        ("wrong label", found.fault_label_errors, "faulted walks taken for misses, or the reverse"),
+        (
+            "wrong label",
+            found.fault_label_errors,
+            "faulted walks labelled as misses, or the reverse",
+        ),
         *([swapped] if found.swapped else []),
         ("outside region", outside, "misses whose page table did not fit into the region"),
-        ("not asked for", found.not_demanded, "on tables of before, or of a level left out"),
+        ("out of scope", found.not_demanded, "on tables allocated before, or of an untraced level"),
     ]
     return [
         ("misses in the trace", found.trace_misses, ""),

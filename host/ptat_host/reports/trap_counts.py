@@ -44,8 +44,8 @@ class TrapCounts:
         """
         if not trace.session.traps:
             raise BadInput(
-                f"{trace.session.path}: of a bus, which does not show threads and instructions",
-                "record in trap mode (docs/trap.md), or take report --kernel",
+                f"{trace.session.path}: a bus trace, which has no threads and instructions",
+                "record in trap mode (docs/trap.md), or use report --kernel",
             )
         sites, thread_pages = _grouped(trace)
         locations = CodeLocations(trace)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Index of a capture: what is in it besides reads.
+"""Index of a capture: everything in it except the reads.
 
-How the clocks go together, and where tables change, is known at the end of a capture only: a first
-pass finds the stores, marks and losses, and the reads are told from each other in a second one.
-What the first pass finds is the index. ``ptat record`` stores it in the archive's footer, which
-saves the first pass; it is a hundredth of the capture or less.
+A parse takes two passes, because the clocks can be fitted only when all markers are known. The
+first pass finds stores, marks and losses; the second classifies the reads. The index holds the
+result of the first pass. ``ptat record`` stores it in the archive's footer, which saves the first
+pass; it takes a hundredth of the capture or less.
 
 docs/formats.md describes the layout.
 """
@@ -49,35 +49,35 @@ HEADER = np.dtype(
         ("crc", "<u4"),  # of the header up to here, chunks and groups
     ]
 )
-"""Start of the index. `blocks` of the capture, and of each chunk."""
+"""Start of the index. `blocks`: in the capture; `chunk_blocks`: in each chunk."""
 
 CHUNK = np.dtype(
     [
         ("accesses", "<u4"),
-        ("holds", "<u4"),  # as `capture.decode` has it
+        ("holds", "<u4"),  # OTHERS, READS or WRITES of `capture.decode`
         ("stores", "<u4"),
-        ("others", "<u4"),  # records that are neither accesses nor times, and gaps between blocks
+        ("others", "<u4"),  # gaps between blocks, and records that are neither accesses nor times
         ("first_ticks", "<u8"),  # of its first access
-        ("first_address", "<u8"),  # plus 1 if that is a write
+        ("first_address", "<u8"),  # of its first access; plus 1 if that is a write
         ("last_ticks", "<u8"),  # of its last access
         ("end_ticks", "<u8"),  # of its last record
-        ("next_block", "<i8"),  # sequence number that is due after it
+        ("next_block", "<i8"),  # sequence number expected after it
         ("missing", "<u8"),  # damaged blocks at its end
     ]
 )
-"""What is known of a chunk."""
+"""Summary of a chunk."""
 
 GROUP = np.dtype([("offset", "<u8"), ("data_bytes", "<u4"), ("data_crc", "<u4"), ("chunks", "<u8")])
-"""Where the stores and others of a group of chunks are in the index."""
+"""Where the index holds the stores and other records of a group of chunks."""
 
 GROUP_RECORDS = 1 << 16
-"""A group ends when it has this many stores and others."""
+"""A group ends when it has this many stores and other records."""
 
 GROUP_CHUNKS = 1 << 10
 """A group ends when it has this many chunks."""
 
 DATA_BYTES_MAX = 256 << 20
-"""Of groups in memory; those of some billion records."""
+"""Most bytes of groups to keep in memory; enough for some billion records."""
 
 _CODEC = pa.Codec("zstd", compression_level=1)
 
@@ -85,8 +85,8 @@ _CODEC = pa.Codec("zstd", compression_level=1)
 class BlockIndex:
     """The index of a capture of `blocks` blocks; `chunks` (dtype `CHUNK`) describes its chunks.
 
-    `groups` (dtype `GROUP`) and their `data` hold stores, losses and marks. Without data, as there
-    would be too much of it, the chunks are known only.
+    `groups` (dtype `GROUP`) and their `data` hold stores, losses and marks. `data` is None if it
+    would be too large; then only `chunks` is known.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class BlockIndex:
     ) -> None:
         self.path, self.blocks, self.chunks = path, blocks, chunks
         self._groups, self._data = groups, data
-        self._ends = np.cumsum(groups["chunks"].astype(np.int64))  # chunk after each group
+        self._ends = np.cumsum(groups["chunks"].astype(np.int64))  # the chunk after each group
         self._firsts = self._ends - groups["chunks"].astype(np.int64)
         self._start = np.concatenate([[0], np.cumsum(chunks["accesses"], dtype=np.int64)])
         self._held: tuple[int, Seen] | None = None
@@ -103,24 +103,24 @@ class BlockIndex:
         return self.__dict__ | {"_held": None}
 
     def seen(self) -> Iterator[Seen]:
-        """What is in the capture, some chunks at a time. Raises `ParseError` if that is damaged."""
+        """Yields the contents of some chunks at a time; `ParseError` if they are damaged."""
         return map(self._seen, range(len(self._groups)))
 
     def holds(self, chunk: int) -> int:
-        """What a chunk holds: `OTHERS`, `READS` or `WRITES`."""
+        """Contents of a chunk: `OTHERS`, `READS` or `WRITES`."""
         return int(self.chunks["holds"][chunk])
 
     def state_after(self, chunk: int) -> tuple[int, int, int]:
-        """Next sequence number, missing blocks and time after a chunk; see `capture.decode`."""
+        """Decoder state after a chunk: next sequence number, missing blocks, time."""
         row = self.chunks[chunk]
         return int(row["next_block"]), int(row["missing"]), int(row["end_ticks"])
 
     def count_stores(self, first: int, end: int) -> int:
-        """How many stores there are in the chunks ``first … end``."""
+        """Number of stores in the chunks ``[first, end)``."""
         return int(self.chunks["stores"][first:end].sum(dtype=np.int64))
 
     def stores(self, first: int, end: int) -> Stores | None:
-        """Stores of the chunks ``first … end``, positions from the first of them on.
+        """Stores of the chunks ``[first, end)``, with positions from chunk `first` on.
 
         None if they are not known.
         """
@@ -137,20 +137,20 @@ class BlockIndex:
         return join_stores(parts)
 
     def is_whole(self, first: int, end: int) -> bool:
-        """Whether it is certain that nothing was lost in the chunks ``first … end``."""
+        """Whether certainly nothing was lost in the chunks ``[first, end)``."""
         if not self.chunks["others"][first:end].any():
             return True
         if self._data is None:
             return False
         for start, seen in self._groups_of(first, end):
-            # A loss between two chunks may be noted with either.
+            # A loss between two chunks may be recorded with either.
             since, until = self._start[[first, end]] - start
             if any(since <= lost.position <= until for lost in seen.lost):
                 return False
         return True
 
     def first_difference(self, other: BlockIndex) -> int | None:
-        """The first chunk that is not as another index has it, None if all are."""
+        """The first chunk that differs between two indexes, or None."""
         if self.blocks != other.blocks or not np.array_equal(self._ends, other._ends):
             return 0
         different = np.flatnonzero(self.chunks != other.chunks).tolist()
@@ -162,7 +162,7 @@ class BlockIndex:
         return int(different[0]) if different else None
 
     def _groups_of(self, first: int, end: int) -> Iterator[tuple[int, Seen]]:
-        """The groups that these chunks are of: number of the first access, and what is there."""
+        """Yields each group of these chunks: the number of its first access, and its contents."""
         groups = self._ends.searchsorted([first, end - 1], side="right").tolist()
         for group in range(groups[0], groups[1] + 1):
             if not self._held or self._held[0] != group:
@@ -200,7 +200,7 @@ class BlockIndex:
         )
 
     def _words(self, group: int) -> U64:
-        """Differences of positions, times and addresses of stores; then the rows of others."""
+        """Deltas of the stores' positions, times and addresses, then rows of other records."""
         row = self._groups[group]
         chunks = self.chunks[self._firsts[group] : self._ends[group]]
         size = 3 * int(chunks["stores"].sum()) + 5 * int(chunks["others"].sum())
@@ -221,7 +221,7 @@ class BlockIndex:
 
 
 class Builder:
-    """Makes the index of a capture, of whose chunks it is given one after the other."""
+    """Builds the index of a capture from its chunks, which are added in order."""
 
     def __init__(self, path: Path, blocks: int, chunk_blocks: int) -> None:
         self._path, self._blocks, self._chunk_blocks = path, blocks, chunk_blocks
@@ -233,7 +233,7 @@ class Builder:
         self._records = 0
 
     def add(self, seen: Seen, holds: int, state: npt.NDArray[np.int64]) -> None:
-        """Add a chunk, after which the decoder is in this `state`."""
+        """Add a chunk; `state` is the decoder's state after it."""
         row = np.zeros((), CHUNK)
         row["accesses"], row["holds"] = seen.accesses, holds
         row["stores"], row["others"] = seen.stores[0].size, len(seen.lost) + len(seen.marks)
@@ -267,14 +267,14 @@ class Builder:
         self._records = 0
 
     def index(self) -> BlockIndex:
-        """The index, when all chunks are there."""
+        """The index; call after the last chunk."""
         if self._group:
             self._end_group()
         chunks, groups = np.array(self._chunks, CHUNK), np.array(self._groups, GROUP)
         return BlockIndex(self._path, self._blocks, chunks, groups, self._data)
 
     def stored(self) -> bytes:
-        """The same for the footer of an archive; nothing if it is too large."""
+        """The index as bytes for the footer of an archive; empty if it is too large."""
         index = self.index()
         if self._data is None:
             return b""
@@ -291,11 +291,11 @@ def _crc(header: Rows, rows: bytes) -> int:
     return zlib_ng.crc32(header.tobytes()[:-4] + rows)
 
 
-# In an archive ------------------------------------------------------------------------------------
+# Index in an archive ------------------------------------------------------------------------------
 
 
 class _StoredData(Sequence[bytes]):
-    """The groups' data in the footer of an archive."""
+    """The groups' data, read from the footer of an archive."""
 
     def __init__(self, stream: ArchiveStream, start_bytes: int, groups: Rows) -> None:
         self._stream, self._start_bytes, self._groups = stream, start_bytes, groups
@@ -310,9 +310,11 @@ class _StoredData(Sequence[bytes]):
 
 
 def load(stream: ArchiveStream, blocks: int, chunk_blocks: int) -> BlockIndex | None:
-    """The index in the footer of an archive of `blocks` blocks.
+    """Load the index from the footer of an archive of `blocks` blocks.
 
-    None if there is none, or one with other chunks. Raises `ParseError` if it is damaged.
+    None if there is no index, or if its chunks have another size.
+
+    :raises ParseError: the index is damaged.
     """
     if not stream.index_bytes:
         return None
@@ -343,7 +345,7 @@ def load(stream: ArchiveStream, blocks: int, chunk_blocks: int) -> BlockIndex | 
 def _is_plausible(
     chunks: Rows, groups: Rows, in_chunk: npt.NDArray[np.int64], data_bytes: int
 ) -> bool:
-    """Whether the rows of a stored index may be; `in_chunk`: blocks of each chunk."""
+    """Whether the rows of a stored index are consistent; `in_chunk`: blocks in each chunk."""
     plain = chunks["holds"] != OTHERS
     accesses_max = in_chunk * wire.BLOCK_RECORDS_MAX
     bad_chunk = (
@@ -375,5 +377,6 @@ def _is_plausible(
 
 def _damaged(path: Path) -> ParseError:
     return ParseError(
-        f"{path}: its index is damaged", "restore the file, or use --salvage, which does without"
+        f"{path}: its index is damaged",
+        "restore the file, or use --salvage, which ignores the index",
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Several boards' clocks made one, by pulses that all of them got.
+"""Aligns the clocks of several boards by pulses that all of them receive.
 
-Each board has a clock of its own, and crystals differ by tens of ppm. A board numbers the pulses
-at its synchronisation input and says in SYNC marks when they came (docs/formats.md). So a pulse is
-one moment on all clocks, and between two pulses a clock runs evenly.
+Each board has its own clock, and crystals differ by tens of ppm. A board numbers the pulses at its
+synchronisation input and records their times in SYNC marks (docs/formats.md). A pulse marks the
+same moment on all clocks; between two pulses each clock is assumed to run evenly.
 
 The boards began to count at different times. Which pulse of one is which of the other follows
 from when the host started them: it knows that within a few milliseconds, so pulses must be further
@@ -32,22 +32,22 @@ I64 = npt.NDArray[np.int64]
 NUMBERS = 1 << wire.MARK_ARGUMENT_BITS - wire.SYNC_NUMBER_SHIFT
 AGE_UNKNOWN = (1 << wire.SYNC_NUMBER_SHIFT) - 1
 DRIFT_MAX = 1e-3
-"""No two crystals differ by more: then the pulses are not the same ones."""
+"""Largest plausible difference of two crystals; beyond it the pulses are not the same ones."""
 START_DRIFT_MAX = 2e-4
-"""What two crystals that work may differ by, on the way from the start to the first pulse."""
+"""Largest difference of two working crystals, used from the start to the first pulse."""
 QUANTUM_TICKS = 32
-"""A pulse is seen at the next clock of the gateware's, which is up to eight ticks long."""
+"""Uncertainty of a pulse's time: the gateware samples it once per clock of up to eight ticks."""
 _HINT = "connect one source of pulses to the sync input of all boards; docs/boards.md"
 
 
 @dataclass(frozen=True)
 class Pulses:
-    """Those of one channel. `number` is unwrapped; both shape ``(pulses,)``."""
+    """The pulses of one channel: unwrapped `number` and `ticks`, both of shape ``(pulses,)``."""
 
     number: I64
     time_ticks: I64
     start_ticks: int
-    """Of the START mark."""
+    """Time of the START mark."""
 
 
 def read(reader: BusReader) -> Pulses:
@@ -73,39 +73,39 @@ def read(reader: BusReader) -> Pulses:
 
 @dataclass(frozen=True)
 class ClockMap:
-    """From one channel's ticks to the first channel's: straight between pulses."""
+    """Maps one channel's ticks to the first channel's, linearly between pulses."""
 
     theirs: I64
     ours: I64
 
     def __call__(self, ticks: U64) -> U64:
-        """Ticks of the channel → ticks of the first one; never backwards."""
+        """Convert ticks of the channel to ticks of the first channel; monotonic."""
         x = (ticks.view(np.int64) - self.theirs[0]).astype(np.float64)
         known_x = (self.theirs - self.theirs[0]).astype(np.float64)
         known_y = (self.ours - self.ours[0]).astype(np.float64)
         rates = np.diff(known_y) / np.diff(known_x)
         y = np.interp(x, known_x, known_y)
-        # Outside of all pulses as between the nearest two: crystals that warm up wander.
+        # Before the first and after the last pulse use the nearest rate: warming crystals drift.
         y = np.where(x < 0, x * rates[0], y)
         y = np.where(x > known_x[-1], known_y[-1] + (x - known_x[-1]) * rates[-1], y)
         mapped: U64 = np.maximum(np.floor(y).astype(np.int64) + self.ours[0], 0).astype(np.uint64)
         return mapped
 
     def one(self, ticks: int) -> int:
-        """The same of a single time."""
+        """Convert a single time."""
         return int(self(np.array([ticks], np.uint64))[0])
 
     @property
     def drift_ppm(self) -> float:
-        """How much faster the channel's clock runs than the first one's."""
+        """How much faster the channel's clock runs than the first channel's."""
         ours, theirs = np.ptp(self.ours), np.ptp(self.theirs)
         return float(theirs / ours - 1) * 1e6
 
 
 def align(first: Pulses, other: Pulses, channels: tuple[Channel, Channel], where: Path) -> ClockMap:
-    """The other channel's clock in terms of the first one's.
+    """The map from the other channel's clock to the first channel's.
 
-    :raises BadInput: they have no pulses in common, or nobody can tell which.
+    :raises BadInput: the channels share no pulses, or the pulses cannot be identified.
     """
     apart = _number_difference(first, other, channels, where)
     _, ours, theirs = np.intersect1d(
@@ -116,14 +116,14 @@ def align(first: Pulses, other: Pulses, channels: tuple[Channel, Channel], where
     found = ClockMap(other.time_ticks[theirs], first.time_ticks[ours])
     steps = np.diff(found.ours)
     if (np.abs(np.diff(found.theirs) - steps) > steps * DRIFT_MAX + QUANTUM_TICKS).any():
-        raise BadInput(f"{where}: the boards did not get the same pulses", _HINT)
+        raise BadInput(f"{where}: the boards did not receive the same pulses", _HINT)
     return found
 
 
 def _number_difference(
     first: Pulses, other: Pulses, channels: tuple[Channel, Channel], where: Path
 ) -> int:
-    """What the other board's number of a pulse is more than the first one's."""
+    """Difference between the other board's number of a pulse and the first board's."""
     if min(first.number.size, other.number.size) < 2:
         count = min(first.number.size, other.number.size)
         raise BadInput(f"{where}: a board got {count} pulses, not two", _HINT)
@@ -138,9 +138,9 @@ def _number_difference(
         step_ns = float(np.diff(ours_ns).min())
         if 2 * error_ns > step_ns:
             raise BadInput(
-                f"{where}: pulses come every {step_ns / 1e6:.3g} ms, and when the boards were"
-                f" started is known within {error_ns / 1e6:.3g} ms only",
-                "use slower pulses: one to ten a second",
+                f"{where}: pulses come every {step_ns / 1e6:.3g} ms, but the start of the boards"
+                f" is known only within {error_ns / 1e6:.3g} ms",
+                "use slower pulses: one to ten per second",
             )
         if abs(ours_ns[nearest] - at_ns) <= error_ns:
             return int(other.number[i] - first.number[nearest])
@@ -150,7 +150,7 @@ def _number_difference(
 def _host_times(
     pulses: Pulses, channel: Channel, where: Path
 ) -> tuple[npt.NDArray[np.float64], float]:
-    """Host time (ns) of each pulse, and how far it may be off."""
+    """Host time of each pulse and its uncertainty, in ns."""
     if channel.started_ns is None:
         raise BadInput(f"{where}: it does not say when its boards were started", "record again")
     before_ns, after_ns = channel.started_ns
@@ -162,7 +162,7 @@ def _host_times(
 
 
 class AlignedReader:
-    """A channel's stream in the time of another clock; a `merge.Reader`."""
+    """A channel's stream with times converted to the first channel's clock; a `merge.Reader`."""
 
     def __init__(self, reader: BusReader, clock: ClockMap) -> None:
         self._reader = reader
@@ -194,9 +194,9 @@ class AlignedReader:
 def aligned(
     readers: Sequence[BusReader], channels: Sequence[Channel], where: Path
 ) -> list[BusReader | AlignedReader]:
-    """The streams of several boards, in the time of the first one.
+    """The streams of several boards, with times on the first board's clock.
 
-    :raises BadInput: their pulses do not tell how their clocks go together.
+    :raises BadInput: the pulses do not determine how the clocks relate.
     """
     first, *others = (read(reader) for reader in readers)
     result: list[BusReader | AlignedReader] = [readers[0]]

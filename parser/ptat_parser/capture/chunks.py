@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Chunks of a capture stream: some consecutive blocks, decoded or as they are.
+"""Chunks of a capture stream: consecutive blocks, decoded or not.
 
 A chunk that holds only accesses stays undecoded (`PlainChunk`) for readers that can use its words;
 other chunks are decoded record by record (`Chunk`).
@@ -41,8 +41,8 @@ class Chunk:
     """Decoded records of some consecutive blocks, in bus order.
 
     `time` (ticks), `address` (bytes) and `write` describe the accesses, shape ``(accesses,)``.
-    Other records stand between accesses: `position` is the index into the chunk's accesses
-    of the first access after them.
+    Other records lie between accesses: their `position` is the index of the next access in the
+    chunk.
     """
 
     time: U64
@@ -53,21 +53,21 @@ class Chunk:
 
     @property
     def accesses(self) -> int:
-        """How many there are."""
+        """Number of accesses."""
         return self.time.size
 
     @property
     def last_ticks(self) -> int:
-        """Time of the last access, -1 if there is none."""
+        """Time of the last access, or -1 if there is none."""
         return int(self.time[-1]) if self.time.size else -1
 
     def access(self, position: int) -> Access:
-        """An access."""
+        """The access at `position`."""
         write = bool(self.write[position])
         return Access(int(self.time[position]), int(self.address[position]), write)
 
     def times(self, positions: Sequence[int]) -> list[int]:
-        """Times of accesses."""
+        """Times of the accesses at `positions`, in ticks."""
         ticks: list[int] = self.time[np.array(positions, np.int64)].tolist()
         return ticks
 
@@ -77,16 +77,16 @@ class Chunk:
         return rows, self.time[rows], self.address[rows]
 
     def decoded(self) -> Chunk:
-        """Itself."""
+        """This chunk."""
         return self
 
 
 class PlainChunk:
-    """Blocks that hold `BLOCK_RECORDS_MAX` accesses each and nothing else, undecoded.
+    """Undecoded blocks that hold `BLOCK_RECORDS_MAX` accesses each and nothing else.
 
-    Has what a `Chunk` has but the arrays. `writes`: some of the accesses are writes; `known` may
-    give these without the words. The words are read when they are first used, and hold until the
-    reader's next chunk.
+    Has the interface of a `Chunk` without its arrays. `writes`: some accesses are writes; `known`
+    may return them without reading the words. The words are read on first use, and are valid until
+    the reader's next chunk.
     """
 
     lost: tuple[Lost, ...] = ()
@@ -113,12 +113,12 @@ class PlainChunk:
         return self._read()
 
     def access(self, position: int) -> Access:
-        """An access."""
+        """The access at `position`."""
         block, at = divmod(position, BLOCK_RECORDS_MAX)
         return Chunk(*plain_accesses(self.words[block : block + 1])).access(at)
 
     def times(self, positions: Sequence[int]) -> list[int]:
-        """Times of accesses."""
+        """Times of the accesses at `positions`, in ticks."""
         block, at = np.divmod(np.array(positions, np.int64), BLOCK_RECORDS_MAX)
         blocks, row = np.unique(block, return_inverse=True)
         time, *_ = plain_accesses(self.words[blocks])
@@ -132,14 +132,14 @@ class PlainChunk:
         if (known := self._known()) is not None:
             return known
         records = self.words[:, WORD_FIRST_RECORD:WORD_CHECK]
-        blocks = np.flatnonzero((records & WRITE_BIT).any(axis=1))  # most have none
+        blocks = np.flatnonzero((records & WRITE_BIT).any(axis=1))  # few blocks hold writes
         time, address, write = plain_accesses(self.words[blocks])
         rows = np.flatnonzero(write)
         block, at = np.divmod(rows, BLOCK_RECORDS_MAX)
         return blocks[block] * BLOCK_RECORDS_MAX + at, time[rows], address[rows]
 
     def decoded(self) -> Chunk:
-        """The same with arrays."""
+        """This chunk, decoded."""
         return Chunk(*plain_accesses(self.words))
 
 
@@ -149,16 +149,16 @@ NO_STORES: Stores = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, n
 
 
 def join_stores(parts: Sequence[Stores]) -> Stores:
-    """Stores, one after the other."""
+    """Concatenate stores."""
     position, ticks, address = (np.concatenate(column) for column in zip(*parts, strict=True))
     return position, ticks, address
 
 
 class Seen(NamedTuple):
-    """What is in some chunks besides reads; positions are from the first of them on.
+    """The contents of some chunks except the reads; positions count from the first chunk.
 
     `firsts`: position, time, address and direction of each chunk's first access, or None;
-    `last_ticks`: time of the last access, -1 if there is none.
+    `last_ticks`: time of the last access, or -1 if there is none.
     """
 
     accesses: int
@@ -170,7 +170,7 @@ class Seen(NamedTuple):
 
     @staticmethod
     def of(chunk: AnyChunk) -> Seen:
-        """What is in one chunk."""
+        """The contents of one chunk."""
         first = (0, *chunk.access(0)) if chunk.accesses else None
         return Seen(
             chunk.accesses, [first], chunk.last_ticks, chunk.stores(), chunk.lost, chunk.marks
@@ -178,7 +178,7 @@ class Seen(NamedTuple):
 
     @staticmethod
     def joined(parts: Sequence[Seen]) -> Seen:
-        """One after the other."""
+        """Concatenate `parts`."""
         firsts: list[tuple[int, int, int, bool] | None] = []
         stores: list[Stores] = []
         lost: list[Lost] = []
@@ -197,9 +197,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Lost:
-    """Accesses that did not reach the stream. `count` is None where nobody knows how many.
+    """Accesses that did not reach the stream; `count` is None if their number is unknown.
 
-    They were between `since_ticks` and `time_ticks`; those lost at the end, at any time after.
+    They happened between `since_ticks` and `time_ticks`, or at any later time if lost at the end.
     """
 
     position: int
@@ -220,9 +220,9 @@ class MarkRecord:
 
 
 def lost_and_marks(rows: U64) -> tuple[list[Lost], list[MarkRecord]]:
-    """Those among rows of position, time before, time, tag and value.
+    """Convert rows of position, previous time, time, tag and value to losses and marks.
 
-    The tag 0 stands for missing blocks, of which the value is the number.
+    Tag 0 stands for missing blocks; its value is their number.
     """
     lost, marks = [], []
     for position, since, ticks, tag, value in rows.tolist():
@@ -237,7 +237,7 @@ def lost_and_marks(rows: U64) -> tuple[list[Lost], list[MarkRecord]]:
 
 
 def rows_of(lost: Iterable[Lost], marks: Iterable[MarkRecord]) -> U64:
-    """Rows of which `lost_and_marks` gives these; shape ``(others, 5)``."""
+    """The inverse of `lost_and_marks`: rows of shape ``(others, 5)``."""
     rows = [
         (each.position, each.since_ticks, each.time_ticks, 0, each.blocks)
         if each.count is None

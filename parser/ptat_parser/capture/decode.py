@@ -24,10 +24,10 @@ Stores: TypeAlias = tuple[npt.NDArray[np.int64], U64, U64]
 """Positions, times and addresses of writes."""
 
 COUNTER_TICKS = 1 << wire.TIME_BITS
-"""The stream's counter wraps after so many; times are told on across it."""
+"""Ticks after which the stream's counter wraps; decoded times continue across the wrap."""
 
 END_OF_TIME = 4 * COUNTER_TICKS
-"""A time that no record can have."""
+"""Later than any record's time."""
 
 
 # numba computes in the types of its operands: unsigned constants keep words unsigned.
@@ -65,7 +65,7 @@ WRITE_BIT = ONE << ACCESS_WRITE_SHIFT
 
 
 def crcs(words: U64) -> U64:
-    """CRC of each block's words but the last."""
+    """CRC of each block, without its last word."""
     view = words.data.cast("B")
     crc32, checked_bytes = zlib_ng.crc32, wire.WORD_CHECK * 8
     return np.array(
@@ -75,7 +75,7 @@ def crcs(words: U64) -> U64:
 
 
 def kind_of(channel: int) -> np.uint64:
-    """The bits of a block's header from the channel up."""
+    """The bits of a block's header from the channel field up."""
     kind = (
         wire.MAGIC << wire.HEADER_MAGIC_SHIFT
         | wire.VERSION << wire.HEADER_VERSION_SHIFT
@@ -85,7 +85,7 @@ def kind_of(channel: int) -> np.uint64:
 
 
 def problem_of(block: U64, crc: int, channel: int, expected_seq: int) -> str:
-    """What is wrong with a damaged block. `expected_seq`: -1 if it is the first."""
+    """Describe what is wrong with a damaged block; `expected_seq` is -1 for the first block."""
     header, check = int(block[wire.WORD_HEADER]), int(block[wire.WORD_CHECK])
     if header >> wire.HEADER_MAGIC_SHIFT != wire.MAGIC:
         return "not a block of a capture stream (wrong magic number)"
@@ -104,14 +104,14 @@ def problem_of(block: U64, crc: int, channel: int, expected_seq: int) -> str:
     seq = header & SEQ_MASK
     if expected_seq >= 0 and (seq - expected_seq) & SEQ_MASK > SEQ_MASK // 2:
         return f"out of order: sequence number {seq}, {expected_seq} expected"
-    # Its CRC is right, but it does not cover the number of records.
-    return "damaged: a word that is no record, or time runs backwards"
+    # The CRC is right, but it does not cover the number of records.
+    return "damaged: a word that is not a record, or time runs backwards"
 
 
 SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
 
 
-# What a block must know of those before it; all int64.
+# The decoder's state between blocks; all int64.
 (
     NEXT_SEQ,  # the sequence number expected next, -1 before the first block
     MISSING_BLOCKS,  # damaged blocks since the last good one
@@ -120,14 +120,14 @@ SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
 
 
 OTHERS, READS, WRITES = range(3)
-"""What a chunk holds: other words than accesses, reads only, or some writes."""
+"""Contents of a chunk: words other than accesses, reads only, or accesses with some writes."""
 
 
 @jit
 def _is_good(words: U64, crc: Integer, kind: Integer, seq: Integer, last: Integer) -> bool:
-    """Whether a block is what its header and its check word say, and may follow.
+    """Whether a block agrees with its header and check word, and may follow the previous block.
 
-    `seq`: the sequence number expected, -1 if none is; `last`: time of the last record.
+    `seq`: expected sequence number, or -1 for any; `last`: time of the last record.
     """
     header, check = words[WORD_HEADER], words[WORD_CHECK]
     return bool(
@@ -144,25 +144,25 @@ def _is_good(words: U64, crc: Integer, kind: Integer, seq: Integer, last: Intege
 
 @jit
 def _ahead(words: U64, last: Integer) -> Integer:
-    """Ticks from `last` to a block's time."""
+    """Ticks from `last` to the block's time."""
     return (words[WORD_TIME] - last) & TIME_MASK
 
 
 @jit
 def _gap(words: U64, seq: Integer) -> Integer:
-    """Blocks missing before this one."""
+    """Number of blocks missing before this one."""
     return (np.int64(words[WORD_HEADER] & HEADER_SEQ_MASK) - seq) & SEQ_MASK if seq >= 0 else 0
 
 
 @inlined
 def delta_of(word: Integer) -> Integer:
-    """Ticks from the access before to this one."""
+    """Ticks from the previous access to this one."""
     return word >> ACCESS_DELTA_SHIFT & ACCESS_DELTA_MASK
 
 
 @jit
 def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> Integer:
-    """Verify blocks, and say what they hold; `state` stays as it was if that is `OTHERS`."""
+    """Verify blocks and return their contents; does not change `state` if that is `OTHERS`."""
     writes = np.uint64(0)
     seq = state[NEXT_SEQ]
     last = np.uint64(state[LAST_TICKS])
@@ -202,10 +202,10 @@ def plain_accesses(words: U64) -> tuple[U64, U64, npt.NDArray[np.bool_]]:
 
 
 class Decoded(NamedTuple):
-    """What `decode_blocks` fills.
+    """The output arrays of `decode_blocks`.
 
-    Which blocks are `good`; of these `time` (ticks), `address` (bytes) and `write` of the accesses,
-    and `others`: rows for `chunks.lost_and_marks`.
+    `good`: which blocks are undamaged; of these the accesses' `time` (ticks), `address` (bytes) and
+    `write`, and `others`: rows for `chunks.lost_and_marks`.
     """
 
     good: npt.NDArray[np.bool_]
@@ -216,7 +216,7 @@ class Decoded(NamedTuple):
 
     @staticmethod
     def room(blocks: int) -> Decoded:
-        """Room for what so many blocks can hold."""
+        """Arrays that are large enough for this number of blocks."""
         capacity = blocks * wire.BLOCK_RECORDS_MAX
         return Decoded(
             np.empty(blocks, np.bool_),
@@ -233,10 +233,10 @@ def decode_blocks(
 ) -> tuple[Integer, Integer]:
     """Verify and decode blocks, `words` of shape ``(blocks, 1024)``.
 
-    `crc` is what each block's CRC should be, `kind` what the bits of its header from the channel
-    up. Returns the number of accesses and of other records.
+    `crc` holds the blocks' expected CRCs, `kind` the expected bits of their headers from the
+    channel field up. Returns the number of accesses and of other records.
     """
-    n, m = np.int64(0), np.int64(0)  # no literals: those are other types
+    n, m = np.int64(0), np.int64(0)  # numba gives literals other types
     good, others = into.good, into.others
     last = np.uint64(state[LAST_TICKS])
     for b in range(words.shape[0]):
@@ -248,7 +248,7 @@ def decode_blocks(
         gap = _gap(words[b], state[NEXT_SEQ])
         ahead = _ahead(words[b], last)
         now = last + ahead
-        # Blocks that were left out here are part of the gap.
+        # Damaged blocks that were skipped are part of the gap.
         missing = max(gap, state[MISSING_BLOCKS])
         first_other = m
         if missing:
@@ -274,8 +274,9 @@ def _decode_records(
 ) -> tuple[Integer, Integer, Integer]:
     """Decode the records of a block, whose time is `now`.
 
-    Accesses become rows from `n` on, other records rows of `others` from `m` on. Returns the row
-    after each, and the time of the last record; -1 instead of the former if a word is no record.
+    Writes accesses to the rows from `n` on, and other records to the rows of `others` from `m` on.
+    Returns the next free row of each, and the time of the last record. The first is -1 if a word is
+    not a record.
     """
     _, time, address, write, others = into
     end: Integer = WORD_FIRST_RECORD + count

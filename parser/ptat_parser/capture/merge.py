@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""One stream out of several: the channels of a memory system, merged in time order.
+"""Merges the channels of a memory system into one stream, in order of time.
 
-A table's lines lie on all channels, and so do the markers that place its events: only the
-order of all accesses together says what a read was. The channels' clocks must be one, or are made
-one by pulses.
-Accesses of the same tick are put in the order of their channels.
+A table's lines and the markers of its events are spread over all channels, so reads can be
+classified only in the common order of all accesses. The channels share a clock, or pulses align
+their clocks (`channel_sync`). Accesses of the same tick are in the order of their channels.
 """
 
 from __future__ import annotations
@@ -28,32 +27,32 @@ U64 = npt.NDArray[np.uint64]
 
 
 class Reader(Protocol):
-    """A capture stream in chunks, that may be iterated again."""
+    """A capture stream in chunks; can be iterated repeatedly."""
 
     @property
     def path(self) -> Path:
-        """What messages name."""
+        """The path to name in messages."""
 
     @property
     def blocks(self) -> int:
-        """Blocks in all, for showing progress."""
+        """Total number of blocks, for showing progress."""
 
     @property
     def chunk_blocks(self) -> int:
         """Blocks decoded at a time."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Read all of it."""
+        """Yields the decoded chunks."""
 
     def chunks(self) -> Iterator[AnyChunk]:
-        """The same; chunks that hold only accesses may be undecoded."""
+        """Yields the chunks; those that hold only accesses may be undecoded."""
 
     def seen(self) -> Iterator[Seen]:
-        """What is in it besides reads."""
+        """Yields the contents of the stream except the reads."""
 
 
 def open_bus(session: Session, *, salvage: bool = False, tail_may_be_cut: bool = False) -> Reader:
-    """The capture of a session, of however many channels; options as `BusReader`'s."""
+    """Open a session's capture with all of its channels; for the options see `BusReader`."""
     readers = [
         BusReader(
             session.path / channel.file,
@@ -71,13 +70,13 @@ def open_bus(session: Session, *, salvage: bool = False, tail_may_be_cut: bool =
 
 
 class MergedReader:
-    """Merges streams, holding about a chunk of each.
+    """Merges streams, holding about a chunk of each in memory.
 
-    The merged stream has started when the first of them has, and stopped when all have.
+    The merged stream starts when the first channel starts, and stops when all have stopped.
 
-    Other channels see accesses while one loses some, so a loss of one channel is told twice, if
-    there are any: where the channel was last seen, and, with a count of 0, where it is seen again.
-    What was before is then not joined with what comes after, whichever channel that is on.
+    Other channels may show accesses during a loss of one channel. The loss is then reported twice:
+    where the channel was last seen, and, with a count of 0, where it is seen again. This separates
+    accesses before the loss from those after it, on all channels.
     """
 
     def __init__(self, readers: Sequence[BusReader | AlignedReader]) -> None:
@@ -89,7 +88,7 @@ class MergedReader:
         self._readers = list(readers)
         for i, (reader, ticks) in enumerate(zip(readers, begins, strict=True)):
             late = ticks is not None and ticks + COUNTER_TICKS // 2 < latest
-            if late and isinstance(reader, BusReader):  # of one clock: it began after the wrap
+            if late and isinstance(reader, BusReader):  # a shared clock: began after the wrap
                 self._readers[i] = reader.since(COUNTER_TICKS)
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -105,16 +104,16 @@ class MergedReader:
                     each.more()
 
     def chunks(self) -> Iterator[AnyChunk]:
-        """The same."""
+        """Yields the decoded chunks."""
         return iter(self)
 
     def seen(self) -> Iterator[Seen]:
-        """What is in it besides reads."""
+        """Yields the contents of the stream except the reads."""
         return map(Seen.of, self)
 
 
 def _first_ticks(reader: BusReader) -> int | None:
-    """When a channel has its first mark or access."""
+    """Time of a channel's first mark or access, or None."""
     for chunk in reader:
         if chunk.time.size or chunk.marks:
             marks = [mark.time_ticks for mark in chunk.marks[:1]]
@@ -124,9 +123,9 @@ def _first_ticks(reader: BusReader) -> int | None:
 
 @dataclass(frozen=True)
 class _Note:
-    """A loss or mark of one channel, right before its access `position`, or after that before it.
+    """A loss or mark of one channel, between its accesses ``position - 1`` and `position`.
 
-    `told`: for the end of a loss, the same loss where it began.
+    `told`: for the end of a loss, the note of its beginning.
     """
 
     position: int
@@ -137,7 +136,7 @@ class _Note:
 
 @dataclass
 class _Part:
-    """Decoded accesses of one channel, and what stands among them."""
+    """Decoded accesses of one channel, and the notes between them."""
 
     time: U64
     address: U64
@@ -146,7 +145,7 @@ class _Part:
 
 
 class _Input:
-    """One stream, decoded up to a time: all accesses before `horizon` (ticks) are here."""
+    """One stream, decoded up to `horizon` (ticks)."""
 
     def __init__(self, chunks: Iterator[Chunk]) -> None:
         self._chunks = chunks
@@ -156,7 +155,7 @@ class _Input:
         self.more()
 
     def more(self) -> None:
-        """Decode on."""
+        """Decode the next chunk."""
         chunk = next(self._chunks, None)
         if chunk is None:
             self.horizon = END_OF_TIME
@@ -175,7 +174,7 @@ class _Input:
             self.horizon = int(held.time[-1])
 
     def take(self, horizon: int) -> _Part:
-        """The accesses before `horizon`, and what stands among them or right after."""
+        """Remove and return the accesses before `horizon`, with the notes up to the next one."""
         held = self._held
         end = int(np.searchsorted(held.time, np.uint64(horizon)))
         taken: list[_Note] = []
@@ -190,17 +189,17 @@ class _Input:
 
 
 class _Merger:
-    """Puts parts together, and knows what went before."""
+    """Merges parts in order, with the state that spans parts."""
 
     def __init__(self, channels: int) -> None:
         self._channels = channels
         self._running: set[int] = set()
         self._stopped: set[int] = set()
         self._accesses = 0
-        self._loss_began: dict[int, int] = {}  # access number by identity of the loss
+        self._loss_began: dict[int, int] = {}  # from id() of the loss to its access number
 
     def merged(self, parts: list[_Part]) -> Chunk:
-        """Accesses and notes of all parts, in order of time."""
+        """Accesses and notes of all parts, sorted by time."""
         time = np.concatenate([part.time for part in parts])
         order = np.argsort(time, kind="stable")
         place = np.empty(order.size, np.int64)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Reads one channel's capture stream in chunks.
 
-A reader holds one chunk of blocks at a time. A damaged block raises an error that names it or, with
-`salvage`, is left out and counted as lost.
+A reader holds one chunk of blocks at a time. A damaged block raises an error that names it; with
+`salvage` it is skipped and counted as lost.
 """
 
 from __future__ import annotations
@@ -41,22 +41,24 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 STORES_AT_ONCE = 1 << 20
-"""More of a part are not given at once: 24 bytes each."""
+"""Most stores that `BusReader.stores` returns at once, at 24 bytes each."""
 
 CHUNK_BLOCKS = 512
-"""Blocks decoded at a time: 4 MiB. With fewer, what Python does for each chunk takes longer: what
-it needs for that has left a core's cache each time."""
+"""Blocks decoded at a time: 4 MiB. Smaller chunks cost more Python time per chunk, because its data
+leaves the core's cache between chunks."""
 
-_SALVAGE_HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
+_SALVAGE_HINT = "use --salvage to omit damaged blocks and count them as lost, or record again"
 
 
 class BusReader:
     """Reads one channel's stream in chunks; may be iterated again.
 
-    With `salvage`, damaged blocks are left out and counted as lost instead of raising
-    `ParseError`; with `tail_may_be_cut` that holds for an unfinished last block only, as a
-    recording that was killed leaves it. Without either, an archive's index is used, if it has one.
-    Once there is an index, the blocks of chunks that hold only accesses are trusted.
+    Uses an archive's index, if it has one and neither option is set. Once there is an index, the
+    blocks of chunks that hold only accesses are not verified again.
+
+    :param salvage: skip damaged blocks and count them as lost instead of raising `ParseError`.
+    :param tail_may_be_cut: the same, but only for an unfinished last block, as a killed recording
+        leaves it.
     """
 
     def __init__(
@@ -88,9 +90,9 @@ class BusReader:
             self.index = block_index.load(self._stream, self.blocks, self.chunk_blocks)
 
     def part(self, first: int, end: int) -> BusReader:
-        """A reader of the blocks ``first … end`` only, when there is an index.
+        """A reader of the blocks ``[first, end)``; requires an index.
 
-        `first` is where a chunk begins.
+        `first` must be the first block of a chunk.
         """
         other = copy.copy(self)
         other._first = first
@@ -99,21 +101,21 @@ class BusReader:
         return other
 
     def since(self, ticks: int) -> BusReader:
-        """The same of a counter that has not wrapped between `ticks` and the first block."""
+        """The same stream, with a counter that did not wrap from `ticks` to the first block."""
         other = copy.copy(self)
         other._since_ticks = ticks
         return other
 
     def without_index(self) -> BusReader:
-        """The same, to look at all blocks again."""
+        """A reader of the same stream that ignores the index and verifies all blocks."""
         other = copy.copy(self)
         other.index = None
         return other
 
     def stores(self) -> Stores | None:
-        """Positions, times and addresses of all writes, if they are known and not too many.
+        """Positions, times and addresses of all writes.
 
-        Not where something was lost.
+        None if they are unknown or too many, or if accesses were lost.
         """
         index = self.index
         if not index or (self._cut and self._to_the_end):
@@ -133,15 +135,15 @@ class BusReader:
         return (chunk.decoded() for chunk in self.chunks())
 
     def chunks(self) -> Iterator[AnyChunk]:
-        """As iterating, but chunks that hold only accesses are left undecoded."""
+        """Yields the chunks; those that hold only accesses are undecoded."""
         return (chunk for chunk, *_ in self._looked())
 
     def seen(self) -> Iterator[Seen]:
-        """What is in the stream besides reads. Where there is no index, this makes one."""
+        """Yields the contents of the stream except the reads; builds an index if there is none."""
         return self.index.seen() if self.index else self._indexed()
 
     def stored_index(self) -> bytes:
-        """The index for an archive of this stream."""
+        """The index as bytes, for an archive of this stream."""
         builder = Builder(self.path, self.blocks, self.chunk_blocks)
         for _ in self.without_index()._indexed(builder):
             pass
@@ -157,7 +159,7 @@ class BusReader:
         self.index = builder.index()
 
     def _looked(self) -> Iterator[tuple[AnyChunk, int | None, I64]]:
-        """Each chunk, what it holds, and the state after it; then what is lost at the end."""
+        """Yields each chunk, its contents and the state after it; finally any loss at the end."""
         state = np.array((-1, 0, self._since_ticks), np.int64)
         buffer = np.empty((self.chunk_blocks, wire.BLOCK_WORDS), np.uint64)
         index, end = self.index, self._first + self.blocks
@@ -186,7 +188,7 @@ class BusReader:
             yield Chunk(nothing, nothing, np.empty(0, np.bool_), [lost]), None, state
 
     def _plain(self, index: BlockIndex, chunk: int, words: U64) -> PlainChunk:
-        """A chunk of which the index says that it holds only accesses."""
+        """A chunk that holds only accesses, according to the index."""
 
         def read() -> U64:
             self.read(chunk * self.chunk_blocks, words)
@@ -209,7 +211,7 @@ class BusReader:
         return Chunk(time[:accesses], address[:accesses], write[:accesses], lost, marks)
 
     def _refuse(self, i: int, words: U64, crc: U64, first: int, expected_seq: int) -> None:
-        """Say what is wrong with the first damaged block, number `i` of those given."""
+        """Raise `ParseError` for the first damaged block, number `i` of `words`."""
         if i:
             expected_seq = (int(words[i - 1, wire.WORD_HEADER]) + 1) & SEQ_MASK
         problem = problem_of(words[i], int(crc[i]), self.channel, expected_seq)

@@ -22,10 +22,10 @@ _EVENT_DELTA_MAX = int(EVENT_DELTA_MASK)
 class BlockWriter:
     """Writes one channel's capture stream to a binary file.
 
-    Times are absolute ticks, of which the stream has the low 60 bits, and must not run backwards;
-    addresses are bytes, multiples of 8.
-    Use as a context manager: leaving it writes the last, partly filled block. `blocks` is the
-    number of blocks written so far, and the sequence number of the next.
+    Times are absolute ticks and must not run backwards; the stream holds their low 60 bits.
+    Addresses are in bytes, multiples of 8. Use as a context manager: leaving it writes the last,
+    partly filled block. `blocks` is the number of blocks written so far, which is the next block's
+    sequence number.
     """
 
     def __init__(self, file: BinaryIO, channel: int = 0) -> None:
@@ -43,9 +43,9 @@ class BlockWriter:
         self.flush()
 
     def access(self, time_ticks: int, address: int, write: bool = False) -> None:
-        """Append one read or write of `address`; `ValueError` if a record cannot hold it."""
+        """Append a read or write of `address`; `ValueError` if it does not fit into a record."""
         if address >> (wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT):
-            raise ValueError(f"bus address {address:#x} is beyond what a record can hold")
+            raise ValueError(f"bus address {address:#x} does not fit into a record")
         delta = self._advance(time_ticks, _ACCESS_DELTA_MAX)
         self._words.append(
             wire.Tag.ACCESS << wire.TAG_SHIFT
@@ -55,7 +55,7 @@ class BlockWriter:
         )
 
     def lost(self, time_ticks: int, count: int) -> None:
-        """Say that `count` accesses were lost since the previous record."""
+        """Append a LOST record: `count` accesses were lost since the previous record."""
         delta = self._advance(time_ticks, _EVENT_DELTA_MAX)
         self._words.append(
             wire.Tag.LOST << wire.TAG_SHIFT | delta << wire.EVENT_DELTA_SHIFT | count
@@ -106,7 +106,7 @@ class BlockWriter:
 
 
 def seal(block: U64, records: int) -> None:
-    """Write the check word of a block of which `records` record words are filled in."""
+    """Write the check word of a block that has `records` record words."""
     crc = zlib_ng.crc32(block[: wire.WORD_CHECK].tobytes())
     block[wire.WORD_CHECK] = (
         wire.Tag.CHECK << wire.TAG_SHIFT | records << wire.CHECK_COUNT_SHIFT | crc

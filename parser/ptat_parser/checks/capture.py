@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """A second reader of the capture, for `ptat_parser.checks.session`.
 
-It scans word by word and merges channels by itself. It shares only the definition of the format
-with `ptat_parser.capture`, so that a mistake there shows as a contradiction.
+It scans word by word and has its own merging of channels. It shares only the definition of the
+format with `ptat_parser.capture`, so that a mistake there shows as a contradiction.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SCAN_BLOCKS = 256
 
 @dataclass
 class Capture:
-    """What the words of all channels say.
+    """Contents of the words of all channels.
 
-    `gaps` counts what says that accesses are missing: LOST records, some marks, missing
-    and unreadable blocks.
+    `gaps` counts the signs of missing accesses: LOST records, some marks, and missing or unreadable
+    blocks.
     """
 
     accesses: int = 0
@@ -47,7 +47,7 @@ class Capture:
 
 
 class Accesses(NamedTuple):
-    """Accesses: time (ticks), address (bytes), write, index of the channel, and of its word."""
+    """Accesses: time (ticks), address (bytes), write, channel index, and word index there."""
 
     time: U64
     address: U64
@@ -56,14 +56,14 @@ class Accesses(NamedTuple):
     word: I64
 
     def where(self, session: Session, row: int) -> tuple[str, dict[str, int]]:
-        """File of one of them, and where it stands there."""
+        """File and position of the access in `row`."""
         ticks, address = int(self.time[row]), int(self.address[row])
         place = {**_at(int(self.word[row])), "time_ticks": ticks, "address": address}
         return session.board.channels[self.channel[row]].file, place
 
 
 def _words(stream: RawStream | ArchiveStream, at_a_time: int) -> Iterator[tuple[int, U64]]:
-    """Whole blocks of a stream as words, shape ``(blocks, 1024)``, and the first one's number."""
+    """Yields the number of a first block, and whole blocks as words, shape ``(blocks, 1024)``."""
     blocks = stream.size_bytes // wire.BLOCK_BYTES
     for first in range(0, blocks, at_a_time):
         words = np.empty((min(at_a_time, blocks - first), wire.BLOCK_WORDS), np.uint64)
@@ -85,7 +85,7 @@ def check_channel(
     accesses: Check,
     progress: Progress,
 ) -> None:
-    """The structure of a channel's file, and every access against the region."""
+    """Check the structure of a channel's file, and each access against the region."""
     name, path = channel.file, session.path / channel.file
     if not path.is_file() or not path.stat().st_size:
         report.violated(structure, "empty" if path.is_file() else "no such file", name)
@@ -109,7 +109,7 @@ def check_channel(
             number = int(words[i, wire.WORD_HEADER]) & _mask(wire.HEADER_SEQ_BITS)
             if due is not None and number != due:
                 wrong.append(
-                    ((first + i) * wire.BLOCK_WORDS, f"block number {number} where {due} is due")
+                    ((first + i) * wire.BLOCK_WORDS, f"block number {number} instead of {due}")
                 )
                 capture.gaps += 1
             due = (number + 1) & _mask(wire.HEADER_SEQ_BITS)
@@ -146,7 +146,7 @@ def check_channel(
 def _check_accesses(
     session: Session, name: str, found: Accesses, capture: Capture, to: tuple[Report, Check]
 ) -> None:
-    """Each access of a channel against the region."""
+    """Check each access of a channel against the region."""
     report, accesses = to
     region = session.region
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
@@ -173,7 +173,7 @@ def _mask(bits: int) -> int:
 
 
 def _block_problem(block: U64, channel: int) -> tuple[str, int] | None:
-    """Why a block cannot be read, and at which word."""
+    """Why a block cannot be read, and at which word; None if it can."""
     header, last = int(block[wire.WORD_HEADER]), int(block[wire.WORD_CHECK])
     version = header >> wire.HEADER_VERSION_SHIFT & _mask(wire.HEADER_VERSION_BITS)
     of_channel = header >> wire.HEADER_CHANNEL_SHIFT & _mask(wire.HEADER_CHANNEL_BITS)
@@ -199,18 +199,18 @@ _MARKS_OF_LOSS = (wire.Mark.LINK_ERROR, wire.Mark.DECODE_ERROR)
 
 _BAD_RECORD = (
     "time runs backwards",
-    "a word that is no record",
-    "something else than padding after the last record",
+    "a word that is not a record",
+    "something other than padding after the last record",
 )
 
 
 def _decode(
     words: U64, readable: npt.NDArray[np.bool_], first: int, now: int | None, channel: int = 0
 ) -> tuple[Accesses, I64, int | None, list[tuple[int, int]]]:
-    """Decode blocks; `now` is the time of the record before them, None if there is none.
+    """Decode blocks; `now` is the time of the previous record, or None.
 
-    Also returns what is no access (rows of tag and value), the time after the last record, and
-    the words that are wrong, with an index into `_BAD_RECORD`.
+    Returns the accesses, the other records (rows of tag and value), the time after the last record,
+    and the wrong words, with an index into `_BAD_RECORD`.
     """
     capacity = len(words) * wire.BLOCK_RECORDS_MAX
     found = _Found(
@@ -239,7 +239,7 @@ def _decode(
 
 
 class _Found(NamedTuple):
-    """What `_scan` fills: columns of the accesses, rows of tag and value, rows of word and why."""
+    """Output of `_scan`: columns of accesses, rows of tag and value, rows of word and error."""
 
     time: U64
     address: U64
@@ -260,7 +260,9 @@ _ADDRESS_MASK = np.uint64(_mask(wire.ACCESS_ADDRESS_BITS))
 _WRITE = np.uint64(1 << wire.ACCESS_WRITE_SHIFT)
 _UNIT = np.uint64(wire.ADDRESS_UNIT_SHIFT)
 _TIME_MASK = np.uint64(_mask(wire.TIME_BITS))
-_BACKWARDS = np.uint64(1 << wire.TIME_BITS - 1)  # so far ahead is behind, modulo the counter
+_BACKWARDS = np.uint64(
+    1 << wire.TIME_BITS - 1
+)  # a difference this large is negative, modulo the counter
 _VALUE_MASK = np.uint64(_mask(wire.EVENT_DELTA_SHIFT))
 _ACCESS, _TIME, _LOST, _MARK = (
     np.uint64(tag) for tag in (wire.Tag.ACCESS, wire.Tag.TIME, wire.Tag.LOST, wire.Tag.MARK)
@@ -273,9 +275,9 @@ _BLOCK_WORDS = wire.BLOCK_WORDS
 def _scan(
     words: U64, readable: npt.NDArray[np.bool_], before: Integer, found: _Found
 ) -> tuple[Integer, Integer, Integer, Integer]:
-    """Scan blocks; `before`: time of the record before them, or -1.
+    """Scan blocks; `before`: time of the previous record, or -1.
 
-    Returns how many accesses, other records and bad blocks there are, and the time at the end.
+    Returns the number of accesses, of other records and of bad blocks, and the time at the end.
     """
     n: Integer = 0
     m: Integer = 0
@@ -302,10 +304,10 @@ def _scan(
 def _scan_records(
     block: U64, b: Integer, n: Integer, m: Integer, now: Integer, found: _Found
 ) -> tuple[Integer, Integer, Integer, Integer, Integer]:
-    """Scan the records of block `b` up to the first that is wrong.
+    """Scan the records of block `b` up to the first wrong one.
 
-    Returns the number of accesses and of others so far, the time, and what is wrong (an index into
-    `_BAD_RECORD`, or -1) at which word.
+    Returns the number of accesses and of other records so far, the time, the error (an index into
+    `_BAD_RECORD`, or -1) and its word.
     """
     end = _FIRST + np.int64(block[_LAST] >> _COUNT_SHIFT & _COUNT_MASK)
     for w in range(_FIRST, _LAST):
@@ -340,14 +342,14 @@ def _scan_records(
 
 
 def merged(session: Session) -> Iterator[Accesses]:
-    """The accesses of channels that are known to be sound, in the order of the bus.
+    """Yields the accesses of all channels, which must be sound, in bus order.
 
-    That is the order of time; at the same time, of the channels.
+    Bus order is by time, then by channel.
     """
     streams = [open_stream(session.path / c.file, salvage=True) for c in session.board.channels]
     begins = [int(next(_words(s, 1))[1][0, wire.WORD_TIME]) for s in streams]
     channels = [
-        # The clock is one: a channel that begins so much before another begins after a wrap.
+        # The clock is shared: a channel that begins this much earlier begins after a wrap.
         _accesses(stream, i, max(begins) - begin >= int(_BACKWARDS))
         for i, (stream, begin) in enumerate(zip(streams, begins, strict=True))
     ]
@@ -362,7 +364,7 @@ def merged(session: Session) -> Iterator[Accesses]:
                     decoding.discard(i)
                 else:
                     held[i] = _joined([held[i], more])
-        # What is not decoded yet of a channel is not before the last that is.
+        # The undecoded rest of a channel is not before its last decoded access.
         until = min((int(held[i].time[-1]) for i in decoding), default=_END)
         ends = [int(np.searchsorted(part.time, np.uint64(until))) for part in held]
         taken = _joined([_rows(part, slice(end)) for part, end in zip(held, ends, strict=True)])
@@ -401,7 +403,7 @@ _NOTHING = Accesses(
 
 
 def locate(session: Session, position: int) -> tuple[str, dict[str, int]]:
-    """File of the access with this index, and where it stands there."""
+    """File and position of the access with this index."""
     for found in merged(session):
         if position < found.time.size:
             return found.where(session, position)

@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Violation:
-    """Where an invariant does not hold.
+    """Where an invariant is violated.
 
-    `file` is relative to the session. For captures `block`, `word` (in the block) and `byte` (in
-    the file) say where, `time_ticks` when by the bus clock; `address` is the access's. Each is
-    None where it says nothing.
+    `file` is relative to the session. For captures, `block`, `word` (in the block) and `byte` (in
+    the file) give the position, `time_ticks` the time on the bus clock, and `address` the access's
+    address. Fields that do not apply are None.
     """
 
     message: str
@@ -37,7 +37,7 @@ class Violation:
 
 @dataclass
 class Check:
-    """One group of invariants: how often one is violated and where first, or why not checked."""
+    """A group of invariants: number of violations and the first one, or why it was not checked."""
 
     name: str
     about: str
@@ -50,7 +50,7 @@ class Check:
 class Report:
     """The outcome; `as_dict` of it is what ``ptat check --json`` prints.
 
-    `lost` is what the session itself counts as lost, None if it cannot be parsed.
+    `lost` is the number of losses that the session counts, or None if it cannot be parsed.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -59,16 +59,16 @@ class Report:
 
     @property
     def first(self) -> Violation | None:
-        """Of the first group that has any, the violation that comes first."""
+        """The first violation of the first group that has any."""
         return next((check.first for check in self.checks if check.first), None)
 
     @property
     def ok(self) -> bool:
-        """No invariant is violated."""
+        """Whether no invariant is violated."""
         return self.first is None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as a dict for JSON."""
         first = asdict(self.first) if self.first else None
         return {"ok": self.ok, "first": first, **asdict(self)}
 
@@ -80,7 +80,7 @@ class Report:
     def violated(
         self, current: Check, message: str, file: str, times: int = 1, **place: int
     ) -> None:
-        """Count violations of one kind; `place` is that of the first of them."""
+        """Count violations of one kind; `place` is the position of the first one."""
         current.violations += times
         if current.first is None:
             current.first = Violation(message, file, **place)

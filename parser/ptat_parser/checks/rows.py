@@ -11,7 +11,7 @@ from ptat_parser.results.reader import Results
 
 
 def rows_by_kind(found: Results, current: Check, report: Report) -> npt.NDArray[np.int64]:
-    """How many rows of single reads there are of each kind; time must not run backwards."""
+    """Number of rows of single reads by kind; also checks that time does not run backwards."""
     by_kind = np.zeros(3, np.int64)
     for name, batches in (("misses", found.misses()), ("other", found.others())):
         last_ns = None

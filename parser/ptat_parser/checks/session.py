@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Checks the invariants of a session and names the first place where one does not hold.
+"""Checks the invariants of a session and names the first place that violates one.
 
-The capture is read by `ptat_parser.checks.capture` and held against the log by
-`ptat_parser.checks.tables`, which share nothing with the decoder, the merging of channels and the
-replay, so that a fault of theirs shows as a contradiction. What is checked, in this order:
+`ptat_parser.checks.capture` reads the capture and `ptat_parser.checks.tables` compares it with the
+log. They share nothing with the decoder, the merging of channels and the replay, so that a bug
+there shows as a contradiction. The invariants, in this order:
 
 * capture: every block's magic number, version, channel, CRC, check word and padding; block numbers
   without gaps; records that exist; START and STOP; time that never runs backwards
-* index: what it says of the capture is what is there
-* accesses: inside the region; the marker area only stored to
+** index: agrees with the capture
+* accesses: inside the region; the marker area is only stored to
 * kernel log: readable, whole pages, one event for each sequence number
-* markers: one store for each event, and the other way round, in the order of all channels
-* tables: only tables that were handed out are stored to, only tables that were linked are read
+** markers: one store per event and one event per store, in the order of all channels
+* tables: only allocated tables are stored to, only linked tables are read
 * entries: as many stores to a line as events for it (PMD entries always; PTEs if recorded)
 * counts: results and summary agree with each other, with the capture and with the counters, and
-  results are in order of time
+  results are sorted by time
 
-A session whose misses trapped has no capture: `ptat_parser.checks.traps` checks it.
+A trap-mode session has no capture: `ptat_parser.checks.traps` checks it.
 
-What was lost is no violation as long as it is counted; checks that need what was lost are left
-out and say so.
+Counted losses are not violations. Checks that a loss makes impossible are skipped, and say so.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ __all__ = ["Report", "check"]
 
 
 def check(directory: Path, *, progress: Progress = no_progress) -> Report:
-    """Check a session, parsing it if that has not been done yet.
+    """Check a session; parses it if there are no results.
 
-    Raises `SessionError` if there is no session that could be checked.
+    :raises SessionError: there is no readable session.
     """
     session = Session(directory)
     report = Report()
@@ -69,7 +68,7 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
     _check_index(session, report)
     log = _check_log(session, report)
     if program_order.is_needed(session):
-        # The bus is not what the CPUs did: these invariants are not its own.
+        # The bus is not in program order, so these invariants do not apply.
         accesses.violations, accesses.first = 0, None
         order = report.begin("order", "markers, tables and entries on the bus")
         accesses.skipped = order.skipped = "the bus is behind a memory controller, or loads mark"
@@ -83,7 +82,7 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
 def _check_index(session: Session, report: Report) -> None:
     if len(session.board.channels) > 1 or report.checks[0].violations or not session.complete:
         return
-    about = "says what is in the capture"
+    about = "matches the capture"
     try:
         reader = BusReader(session.bus_path, session.channel.in_blocks)
         if not reader.index:
@@ -116,7 +115,7 @@ def _check_log(session: Session, report: Report) -> KernelLog | None:
 
 
 def _marker_stores(session: Session) -> markers.MarkerStores:
-    """Of a capture that is whole."""
+    """The marker stores of a capture without losses."""
     region = session.region
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
     position, ticks, slot = [], [], []
@@ -140,14 +139,14 @@ def _marker_stores(session: Session) -> markers.MarkerStores:
 def _check_markers(
     session: Session, capture: Capture, log: KernelLog | None, report: Report
 ) -> Ordered | None:
-    """One store for each event; None where the two streams cannot be ordered for certain."""
+    """Check for one store per event; None if the two streams cannot be ordered with certainty."""
     current = report.begin("markers", "one store on the bus for each table event")
     if log is None or report.checks[0].violations:
         current.skipped = "capture or kernel log is damaged"
     elif capture.gaps or log.lost_seqs or log.lost_events:
         current.skipped = "accesses or kernel events were lost"
     elif session.board.clocks != "one":
-        current.skipped = "the channels have clocks of their own"
+        current.skipped = "the channels have separate clocks"
     if current.skipped or log is None:
         return None
     stores = _marker_stores(session)
@@ -186,7 +185,7 @@ def _check_markers(
 
 
 def _check_counts(session: Session, capture: Capture, report: Report, progress: Progress) -> None:
-    """What the results say against each other, the capture and the counters."""
+    """Compare the results with each other, with the capture and with the counters."""
     current = report.begin("counts", "results, summary, capture and counters agree")
     if any(check.violations for check in report.checks[:3]):
         current.skipped = "capture or kernel log is damaged"
@@ -260,7 +259,7 @@ def _check_counters(
     stores: int,
     equal: Callable[[str, str, int, str, int], None],
 ) -> None:
-    """A model's counters say what touched the region, whether or not it reached the capture."""
+    """Compare with a model's counters of all accesses to the region, captured or not."""
     if not session.counters_path.is_file():
         return
     try:

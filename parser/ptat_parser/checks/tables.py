@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Holds the use of tables against the kernel's log, for `ptat_parser.checks.session`.
+"""Compares the use of tables with the kernel's log, for `ptat_parser.checks.session`.
 
-Shares nothing with the replay.
+Shares no code with the replay.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Ordered:
-    """Table events before the accesses that they precede, and what of the log needs no order.
+    """Table events with their positions among the accesses, and the rest of the log.
 
-    `position` (int64): index among the accesses, negative for events before the first.
+    `position` (int64): index of the next access, negative for events before the first one.
     """
 
     log: KernelLog
@@ -50,7 +50,7 @@ NOT_ANNOUNCED = 3
 
 
 class _Region(NamedTuple):
-    """Where the tables are; `line_shift`: log2 of the bytes that a bus address stands for."""
+    """The region; `line_shift`: log2 of the bytes that a bus address stands for."""
 
     base: np.uint64
     marker_bytes: np.uint64
@@ -60,8 +60,8 @@ class _Region(NamedTuple):
 class _Use(NamedTuple):
     """The state of each page that events name, and the stores of each line.
 
-    `counted`: the stores of a page's lines are held against those that are `due`. `wrong`: count
-    and first row of each kind of `_BAD_ACCESS`.
+    `counted`: the stores of a page's lines are compared with the expected number, `due`. `wrong`:
+    count and first row of each kind of `_BAD_ACCESS`.
     """
 
     frame_of_page: npt.NDArray[np.int32]
@@ -81,7 +81,7 @@ def _check_use(
     region: _Region,
     use: _Use,
 ) -> None:
-    """Hold accesses against the state of their page and the stores that are due to their line."""
+    """Compare accesses with the state of their page and the stores expected for their line."""
     line_shift, state, stores, wrong = region.line_shift, use.state, use.stores, use.wrong
     for i in range(start, stop):
         offset = address[i] - region.base
@@ -109,7 +109,7 @@ def _check_use(
 def check_tables(
     session: Session, ordered: Ordered | None, accesses: int, report: Report, progress: Progress
 ) -> None:
-    """Which tables are read and stored to by how many `accesses`, and how often their entries."""
+    """Check the tables and entries that the accesses read and store to."""
     tables = report.begin("tables", "reads of linked tables, stores to tables handed out")
     entries = report.begin("entries", "one store for each event of an entry")
     if ordered is None or any(check.violations for check in report.checks):
@@ -118,7 +118,7 @@ def check_tables(
     region = session.region
     base, marker_bytes = np.uint64(region.base), region.marker_slots * region.marker_stride_bytes
     line_shift = session.board.granularity_bytes.bit_length() - 1
-    # Which of its entries the kernel stored is logged for tables of PMDs, and if asked for PTEs.
+    # The kernel logs stores of PMD entries, and with --entries those of PTEs.
     counted_level = 1 if set(session.kernel.events).issuperset(ENTRY_EVENTS) else 2
     if counted_level == 2:
         entries.about += ", PMD entries only"
@@ -158,7 +158,7 @@ def check_tables(
 
     missing = due - np.minimum(stores, due)
     if session.complete and missing.any():
-        # Of each line the last events are those that no store is left for.
+        # If a line has too few stores, its last events are the ones without a store.
         newest_first = np.argsort(logged["time"], kind="stable")[::-1]
         rank = _rank(line[newest_first])
         unmet = newest_first[rank < missing[line[newest_first]]]
@@ -175,7 +175,7 @@ def check_tables(
 def _frames(
     session: Session, ordered: Ordered, logged: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int32], int]:
-    """Number the pages of the region that events name, from 1; 0: all others. How many, with 0."""
+    """Number the pages of the region that events name from 1 (0: others); also the count."""
     base, size_bytes = np.uint64(session.region.base), np.uint64(session.region.size_bytes)
     offset = np.concatenate([ordered.events["pa"], logged["slot_pa"]]) - base
     used = np.unique((offset[offset < size_bytes] >> np.uint64(PAGE_SHIFT)).astype(np.int64))
@@ -185,7 +185,7 @@ def _frames(
 
 
 def _rank(values: I64) -> I64:
-    """How many equal elements come before each."""
+    """Number of equal elements before each element."""
     order = np.argsort(values, kind="stable")
     ranked = np.empty_like(values)
     sorted_values = values[order]
@@ -194,7 +194,7 @@ def _rank(values: I64) -> I64:
 
 
 def _entry_events(session: Session, ordered: Ordered, level: int) -> npt.NDArray[Any]:
-    """Time and `slot_pa` of the recording's events of entries of `level` and above."""
+    """Time and `slot_pa` of the recording's entry events of `level` and above."""
     events = ordered.events[ordered.position >= 0]
     kinds = (tracepoints.TABLE_LINK, tracepoints.LEAF_SET, tracepoints.LEAF_CLEAR)
     found = [events[np.isin(events["kind"], kinds)][["time", "slot_pa"]]]
@@ -216,7 +216,7 @@ def _apply(
     state: npt.NDArray[np.uint8],
     counted: npt.NDArray[np.bool_],
 ) -> None:
-    """A table freed is still linked: walkers may use it until it is handed out again."""
+    """Apply a table event. A freed table stays linked: walkers may use it until its reuse."""
     offset = int(event["pa"]) - base
     if not 0 <= offset < frame_of_page.size << PAGE_SHIFT:
         return

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Checks of a session whose TLB misses trapped, for `ptat_parser.checks.session`.
+"""Checks of a trap-mode session, for `ptat_parser.checks.session`.
 
-Records are held against ``session.json``, the kernel's log and the results, in this order:
+Records are compared with ``session.json``, the kernel's log and the results, in this order:
 
-* records: as many as were recorded, whole, in order of time, of their CPU
+* records: the recorded number, whole, sorted by time, of their CPU
 * kernel log: readable, whole pages, one event for each sequence number
-* processes: a record's address space was attached, and is its process's
-* entries: a record's entry lies in a table that maps its address, by the log
+** processes: a record's address space was attached, and belongs to its process
+* entries: a record's entry lies in a table that maps its address, according to the log
 * counts: results and summary agree with each other and with the records
 """
 
@@ -40,7 +40,7 @@ _OTHER_TABLE = "its entry is not of a table that maps its address"
 
 
 def check_records(session: Session, report: Report) -> None:
-    """The files of records by themselves."""
+    """Check the files of records."""
     current = report.begin("records", "whole, counted, in order of time, of their CPU")
     for ring in session.traps:
         try:
@@ -77,7 +77,7 @@ def _violated(
     message: str,
     where: tuple[str, int],
 ) -> None:
-    """Count wrong records; `where`: their file, and the number of the first one of them there."""
+    """Count wrong records; `where`: their file, and the number of its first record."""
     (rows,) = np.nonzero(wrong)
     if rows.size:
         file, start = where
@@ -97,7 +97,7 @@ def _violated(
 def check_against_log(
     session: Session, log: KernelLog | None, report: Report, progress: Progress
 ) -> None:
-    """Each record's address space and entry."""
+    """Check each record's address space and entry."""
     processes = report.begin("processes", "a record's address space is attached, and its process's")
     entries = report.begin("entries", "a record's entry is of a table that maps its address")
     if log is None or any(check.violations for check in report.checks):
@@ -143,12 +143,12 @@ def _check_processes(
 
 
 class _Tables:
-    """Which table each page of the region holds, and since when, by the kernel's log."""
+    """The tables in each page of the region over time, from the kernel's log."""
 
     def __init__(self, log: KernelLog, base: int) -> None:
         """`base`: address of the region."""
         self._base = np.uint64(base)
-        # The events of tables below a table that moved have its address of before.
+        # Events of tables below a moved table have the address from before the move.
         self._moved = bool(np.any(log.tables["kind"] == TABLE_MOVE))
         wanted = np.isin(log.tables["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_FREE))
         events = log.tables[wanted & (log.tables["pa"] >= self._base)]
@@ -158,7 +158,7 @@ class _Tables:
         self._events, self._keys = events[order], key[order]
 
     def map(self, records: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Whether the entry of each record is of a table that maps its address."""
+        """Whether each record's entry is in a table that maps its address."""
         if not self._events.size:
             return np.zeros(records.size, np.bool_)
         huge = (records["flags"] & Flag.HUGE) != 0
@@ -182,7 +182,7 @@ class _Tables:
     def _key(
         self, address: npt.NDArray[np.uint64], time: npt.NDArray[np.uint64]
     ) -> npt.NDArray[np.uint64]:
-        """Ascends by page, then by time."""
+        """A key that sorts by page, then by time."""
         rank = np.searchsorted(self._times, time, "right").astype(np.uint64)
         page = (address - self._base) >> np.uint64(12)
         return page * np.uint64(self._times.size + 1) + rank
@@ -192,7 +192,7 @@ class _Tables:
 
 
 def check_counts(session: Session, report: Report, progress: Progress) -> None:
-    """What the results say against the records."""
+    """Compare the results with the records."""
     current = report.begin("counts", "results, summary and records agree")
     if any(check.violations for check in report.checks):
         current.skipped = "records or kernel log are damaged"
@@ -231,7 +231,7 @@ def check_counts(session: Session, report: Report, progress: Progress) -> None:
 
 
 def _count(session: Session) -> tuple[int, int]:
-    """Misses and faulted walks among the records."""
+    """Number of misses and of faulted walks among the records."""
     misses = faulted = 0
     for ring in session.traps:
         records = read_records(session.path / ring.file, end_may_be_cut=not session.complete)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Compares a trace with what is known from elsewhere: truth, counters, the walks' grammar.
+"""Compares a trace with independent evidence: truth, counters, the structure of walks.
 
-The testbed's walker stamps each walk with the time of its leaf read on the bus, so trace and
-truth are joined walk by walk: a miss is right if process, virtual page and page size agree.
-Order is then equal by itself. Boards without a truth are held to less: every read explained
-and, where the machine reads the whole path at each walk, every walk whole.
+The testbed's walker stamps each walk with the time of its leaf read on the bus, so trace and truth
+are joined walk by walk: a miss is right if process, virtual page and page size agree. Their order
+then agrees as well. Boards without a truth must meet less: every read is explained and, if the
+machine reads the whole path at each walk, every walk is whole.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ U64 = npt.NDArray[np.uint64]
 BLOCK_WORDS = truth.BLOCK_WORDS
 EXAMPLES_MAX = 10
 AT_ONCE_NS = 50_000_000
-"""A CPU that is stopped between its walk and the fault's event goes on before that."""
+"""Longest stop of a CPU between its walk and the fault's event."""
 
 _COUNTERS = tuple(
     f"{name}.walk_completed" for name in ("dtlb_load_misses", "dtlb_store_misses", "itlb_misses")
 )
 _RETIRED = ("mem_inst_retired.stlb_miss_loads", "mem_inst_retired.stlb_miss_stores")
 _BY_SIZE = {12: "_4k", 21: "_2m_4m", 30: "_1g"}
-"""What perf appends to an event's name for one page size, by log2 of its bytes."""
+"""Suffix of perf's event names for a page size, by log2 of its bytes."""
 
 
 @dataclass
 class Compared:
-    """Misses of a process beside what counters say of it, of one page size or of all.
+    """A process's misses and its counters, for one page size or all.
 
-    Counters are kept for each page directory. Its frame may serve one process after the other,
-    which are then compared together.
+    There are counters for each page directory. Processes that used the same frame for it one after
+    another are compared together.
     """
 
     processes: list[str]
     """``comm tgid`` of each."""
     page_size_bytes: int | None
-    """None: all sizes."""
+    """Page size, or None for all sizes."""
     trace: int
     walks: int | None
-    """Completed ones, speculative or not; None: not counted."""
+    """Completed walks, speculative or not; None: not counted."""
     retired: int | None = None
-    """Loads and stores that needed a walk and were executed to their end; None: not counted."""
+    """Retired loads and stores that needed a walk; None: not counted."""
     untraced: int = 0
-    """Of the walks: those that read no table in the region, as far as a truth tells."""
+    """Walks that read no table in the region, if a truth is known."""
     foreign: int = 0
-    """Of the walks: those of other processes with the same page directory, likewise."""
+    """Walks of other processes with the same page directory, if a truth is known."""
 
 
 @dataclass
 class Validation:
-    """The outcome; `asdict` of it is what ``ptat validate --json`` prints.
+    """The outcome; ``ptat validate --json`` prints `asdict` of it.
 
-    `exact` is None where no truth was recorded; `ok` says whether all that could be checked
-    holds. `missing`: misses of the truth that the trace lacks; `extra`: misses of the trace that
-    the truth lacks; `wrong_page`: in both, but of another process, page or page size.
-    `fault_label_errors`: walks taken for faulted that were not, or the other way round (they
-    are in `missing` or `extra` too). `swapped`: pairs of them that are walks of one page by two
-    CPUs at once, one of which faulted: of the bus alone, whose was which cannot be told.
-    `outside_region`: misses of traced processes whose leaf entry lay outside the region;
-    `not_demanded`: those of them that the trace need not have.
-    Behind a memory controller, `bound` is what the parser says of the true number of misses, and
-    decides: `inferred` misses are of no read, and `inferred_wrong` those of them in a line of
-    entries that no walk of the process missed in.
-    `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
-    `relative_error` is 1 − trace/counter over the processes that were traced from their start, and
-    `compared` the same for each of them, one row for all its pages and one for each page size.
+    - `exact`: None if no truth was recorded. `ok`: everything that could be checked holds.
+    - `missing`: misses of the truth that the trace lacks. `extra`: misses of the trace that the
+      truth lacks. `wrong_page`: in both, but of another process, page or page size.
+    - `fault_label_errors`: walks wrongly labelled as faulted, or as misses (also counted in
+      `missing` or `extra`). `swapped`: pairs of them that are concurrent walks of one page by two
+      CPUs, one of which faulted; the bus alone does not show whose walk faulted.
+    - `outside_region`: misses of traced processes whose leaf entry lay outside the region.
+      `not_demanded`: those of them that the trace need not contain.
+    - `bound`: behind a memory controller, the parser's bound for the true number of misses, which
+      decides `ok`. `inferred`: misses without a read on the bus. `inferred_wrong`: those of them in
+      a line of entries in which no walk of the process missed.
+    - `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
+    - `relative_error`: 1 − trace/counter over the processes that were traced from their start.
+      `compared`: the same per process, one row for all pages and one for each page size.
     """
 
     ok: bool = True
@@ -116,7 +116,7 @@ class Validation:
 
 
 def validate(results: Results, *, progress: Progress = no_progress) -> Validation:
-    """Check a parsed session against everything its recording offers."""
+    """Compare a parsed session with all evidence in its recording."""
     summary = results.summary
     found = Validation(
         trace_misses=summary["totals"]["misses"],
@@ -129,7 +129,7 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     if results.session.truth_path.exists():
         _compare_with_truth(results, found, unseen, progress)
     elif results.session.traps:
-        found.notes.append("each record is a miss by itself: ptat check holds them against the log")
+        found.notes.append("each record is a miss: ptat check compares them with the log")
     else:
         found.notes.append("no truth was recorded: misses cannot be compared one by one")
     if results.session.counters_path.exists():
@@ -143,7 +143,7 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
         found.notes.append(f"1 in {one_in} accesses sampled: the trace cannot be complete")
     right = found.exact is not False
     if found.bound is not None:
-        # What the controller hides cannot be exact, walk by walk.
+        # A controller hides walks, so the trace cannot be exact walk by walk.
         low, high = found.bound
         inside = found.truth_misses is not None and low <= found.truth_misses <= high
         right = inside and not found.wrong_page and not found.unexplained
@@ -158,16 +158,16 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
 
 
 class _Swaps:
-    """Walks of one page by two CPUs, of which one faulted, each taken for the other."""
+    """Finds pairs of concurrent walks of one page by two CPUs whose labels are swapped."""
 
     def __init__(self) -> None:
         self.pairs = 0
-        # By how they were taken, process, page and its size: CPUs and times.
+        # CPUs and times, by label, process, page and page size.
         self._alone: defaultdict[tuple[bool, int, int, int], list[tuple[int, int]]]
         self._alone = defaultdict(list)
 
     def add(self, owner: I64, time_ns: I64, walks: npt.NDArray[Any], *, as_miss: bool) -> None:
-        """Walks taken for misses, or for faulted; `walks`: rows of a truth, `owner`: whose."""
+        """Add walks labelled as misses or as faulted; `owner`: process of each row of `walks`."""
         pages = walks["va"] >> walks["shift"].astype(np.uint64)
         columns = (owner, pages, walks["shift"], walks["cpu"], time_ns)
         for *page, cpu, at_ns in zip(*(column.tolist() for column in columns), strict=True):
@@ -182,7 +182,7 @@ class _Swaps:
 
 
 class _Inferred:
-    """Misses that no walk has the time of, and the lines of entries that walks missed in."""
+    """Inferred misses, and the lines of entries in which walks missed."""
 
     def __init__(self) -> None:
         self._misses: Counter[tuple[int, int, int]] = Counter()
@@ -190,7 +190,7 @@ class _Inferred:
 
     @staticmethod
     def _lines(owner: I64, va: U64, size: U64) -> Iterator[tuple[tuple[int, int, int], int]]:
-        """Process, number of the line, and page size, with how many are alike."""
+        """Yields keys of process, line number and page size, with their number of occurrences."""
         line = va // (size * np.uint64(_LINE_ENTRIES))
         rows = np.stack([owner.view(np.uint64), line, size], axis=1)
         values, counts = np.unique(rows, axis=0, return_counts=True)
@@ -198,17 +198,17 @@ class _Inferred:
         yield from zip(keys, counts.tolist(), strict=True)
 
     def add_misses(self, owner: I64, va: U64, size: U64) -> None:
-        """Misses of the trace."""
+        """Add misses of the trace."""
         for key, count in self._lines(owner, va, size):
             self._misses[key] += count
 
     def add_walks(self, owner: I64, va: U64, size: U64) -> None:
-        """Walks of the truth."""
+        """Add walks of the truth."""
         self._walked.update(key for key, _ in self._lines(owner, va, size))
 
     @property
     def wrong(self) -> int:
-        """How many misses are in a line that no walk of the process missed in."""
+        """Number of misses in lines in which no walk of the process missed."""
         return sum(count for key, count in self._misses.items() if key not in self._walked)
 
 
@@ -225,7 +225,7 @@ def _check_walks(results: Results, found: Validation) -> None:
 
 
 class _Unseen:
-    """Completed walks that counters have and the trace has not, by page directory and size."""
+    """Completed walks that counters count and the trace lacks, by page directory and size."""
 
     def __init__(self) -> None:
         self.untraced: Counter[tuple[int, int]] = Counter()
@@ -245,7 +245,7 @@ def _compare_with_counters(results: Results, found: Validation, unseen: _Unseen)
     try:
         content = json.loads(path.read_bytes())
         spaces = {space["pgd_pfn"]: space for space in content["address_spaces"]}
-        # A model walks for what is executed, and for nothing else.
+        # The model does not speculate.
         all_retire = str(content.get("source", "")).startswith("testbed model")
         for pfn, processes in _by_directory(results.summary["processes"]).items():
             if pfn in spaces:
@@ -256,12 +256,12 @@ def _compare_with_counters(results: Results, found: Validation, unseen: _Unseen)
         one.walks or 0 for one in found.compared if one.page_size_bytes is None
     )
     if found.foreign_walks:
-        # Unlike a CPU's, these counters are kept for each page directory, and its frame may
-        # serve one process after the other.
+        # Unlike a CPU's counters, these are per page directory, and its frame may serve several
+        # processes one after another.
         found.counter_walks -= found.foreign_walks
         found.notes.append(
             f"{found.foreign_walks} walks of untraced processes that used the same page"
-            " directories are taken off the counters"
+            " directories are subtracted from the counters"
         )
     if found.counter_walks:
         trace = sum(p["misses"] for p in results.summary["processes"] if _is_whole(p))
@@ -269,7 +269,7 @@ def _compare_with_counters(results: Results, found: Validation, unseen: _Unseen)
 
 
 def _is_whole(process: dict[str, Any]) -> bool:
-    """Traced from its start."""
+    """Whether a process was traced from its start."""
     return process["why"] in ("fork", "exec")
 
 
@@ -289,7 +289,7 @@ def _compare_space(
     all_retire: bool,
     unseen: _Unseen,
 ) -> Iterator[Compared]:
-    """All pages, then each page size that either has walks of; `space`: counts by event."""
+    """Yields a row for all pages, then one per page size with walks; `space`: counts by event."""
     names = [f"{process['comm']} {process['tgid']}" for process in processes]
     walks = sum(space[name] for name in _COUNTERS)
     retired: int | None = walks if all_retire else None
@@ -323,7 +323,7 @@ def _compare_space(
 
 
 class _Processes:
-    """Which traced address space a page-directory frame belonged to, and when."""
+    """The traced address spaces of each page-directory frame over time."""
 
     def __init__(self, processes: list[dict[str, Any]]) -> None:
         self._lives: dict[int, list[tuple[int, int, int]]] = {}
@@ -339,7 +339,7 @@ class _Processes:
             self._lives.setdefault(process["pgd"] >> 12, []).append(life)
 
     def of(self, pgd_pfn: U64, time: U64) -> I64:
-        """Index of the process of each walk, -1 where it was not traced."""
+        """Index of the process of each walk, or -1 if it was not traced."""
         found = np.full(time.size, -1, np.int64)
         for pfn in np.unique(pgd_pfn).tolist():
             rows = np.flatnonzero(pgd_pfn == pfn)
@@ -350,14 +350,14 @@ class _Processes:
 
 
 class _Trace:
-    """Records of one kind of results file, taken up to a time."""
+    """Iterates over the records of one kind of results file, up to given times."""
 
     def __init__(self, batches: Iterator[tuple[npt.NDArray[Any], ...]]) -> None:
         self._batches = batches
         self._held: tuple[npt.NDArray[Any], ...] | None = next(batches, None)
 
     def until(self, time_ns: int | None) -> tuple[I64, npt.NDArray[np.uint32]]:
-        """Time and page of the records not taken yet, up to `time_ns` (None: all)."""
+        """Time and page of the next records, up to `time_ns` (None: all)."""
         times, pages = [np.empty(0, np.int64)], [np.empty(0, np.uint32)]
         while self._held is not None:
             time, page = self._held
@@ -380,7 +380,7 @@ def _faults(results: Results) -> Iterator[tuple[npt.NDArray[Any], ...]]:
 
 
 def _join(time: I64, of: I64) -> I64:
-    """Index into the sorted `of` of each element of the sorted `time`, or -1.
+    """Index of each element of `time` in `of`, or -1; both are sorted.
 
     Equal times are paired in order.
     """
@@ -473,7 +473,7 @@ class _Comparison:
             )
 
     def _demanded(self, block: npt.NDArray[Any], owner: I64) -> npt.NDArray[np.bool_]:
-        """Which walks the trace must have as misses; counts those of each kind."""
+        """Mask of the walks that the trace must contain as misses; also counts walks by kind."""
         found, unseen, processes = self._found, self._unseen, self._processes
         flags, shift = block["flags"], block["shift"]
         faulted = flags & truth.Flag.FAULT != 0
@@ -501,7 +501,7 @@ class _Comparison:
     def _agrees(
         self, block: npt.NDArray[Any], owner: I64, walk: I64, page: npt.NDArray[np.uint32]
     ) -> npt.NDArray[np.bool_]:
-        """Which misses agree with their walk about process, page and page size."""
+        """Mask of the misses that agree with their walk in process, page and page size."""
         va, shift = block["va"][walk], block["shift"][walk].astype(np.uint64)
         agrees: npt.NDArray[np.bool_] = (
             (self._page_mm[page] == owner[walk])
@@ -520,9 +520,9 @@ class _Comparison:
         walk: I64,
         last_ns: int | None,
     ) -> I64:
-        """Count the walks that were taken for faulted and were not, or the other way round.
+        """Count the walks that are wrongly labelled as faulted, or as misses.
 
-        Returns the walks of the trace's faulted ones.
+        Returns the walk of each faulted record of the trace, or -1.
         """
         faulted = block["flags"] & truth.Flag.FAULT != 0
         as_misses = (walk >= 0) & (faulted & (owner >= 0))[walk]
@@ -537,9 +537,9 @@ class _Comparison:
 
 
 def _blocks(walks: truth.Reader, clock: Clock) -> Iterator[tuple[npt.NDArray[Any], I64, bool]]:
-    """Walks, their times in nanoseconds, and whether more follow.
+    """Yields blocks of walks, their times in nanoseconds, and whether more follow.
 
-    Walks of the same nanosecond stay together.
+    Walks of the same nanosecond stay in one block.
     """
     held = np.empty(0, truth.dtype())
     for walk in walks:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Compiled code: how functions are compiled (jit), and where their code is kept (cache)."""
+"""Compiled code: how functions are compiled (jit), and where their code is cached (cache)."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Where compiled code is kept for later runs: numba's cache, made safe.
+"""A safe version of numba's cache of compiled code.
 
-numba asks whether a function's own file has changed, but code that was compiled holds constants
-and functions of other modules, too. It numbers the files with code, and writes the index that
-names them first: whoever is killed in between, or compiles the same function for other types at
-the same time, leaves an index that names the wrong code. And it fails where nothing can be
-written, or where a file was cut off.
+numba checks only whether a function's own file has changed, but compiled code also contains
+constants and functions of other modules. numba numbers the code files and writes the index that
+names them first, so a process that is killed in between, or that concurrently compiles the same
+function for other types, leaves an index that names the wrong code. numba also fails if the cache
+cannot be written or a file is truncated.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 PACKAGE = Path(__file__).parents[1]
 DAMAGED = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, PickleError)
-"""What reading a file raises that is not what was written."""
+"""Exceptions raised by reading a damaged file."""
 
 
 class CacheFile(IndexDataCacheFile):
-    """A function's compiled code, for each combination of types, and the index of it."""
+    """A function's compiled code for each combination of types, and its index."""
 
     def load(self, key: object) -> Any:  # noqa: ANN401
-        """The code for these types, if it is there and whole."""
+        """The code for these types, or None if it is missing or damaged."""
         with suppress(*DAMAGED):
             return super().load(key)
 
@@ -41,11 +41,11 @@ class CacheFile(IndexDataCacheFile):
             return {}
 
     def save(self, key: object, data: object) -> None:
-        """Keep code under a name of its own, then say so; on a full disk, don't."""
+        """Store code in a file with a unique name, then update the index; ignores a full disk."""
         with suppress(OSError):
             overloads = self._load_index()
             base = self._index_name.removesuffix(".nbi")
-            if not overloads:  # or only those of another source
+            if not overloads:  # none, or only those of other sources
                 for old in Path(self._cache_path).glob(f"{base}.*.nbc"):
                     old.unlink(missing_ok=True)
             name = f"{base}.{uuid.uuid4().hex}.nbc"
@@ -56,7 +56,7 @@ class CacheFile(IndexDataCacheFile):
 class Cache(FunctionCache):
     """The cache of one function.
 
-    :raises RuntimeError: there is no directory for it that can be written.
+    :raises RuntimeError: no cache directory is writable.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -67,7 +67,7 @@ class Cache(FunctionCache):
 
 @functools.cache
 def sources(directory: Path) -> str:
-    """A digest of the Python files in a directory and of all those of the parser."""
+    """A digest of the Python files in a directory and of all files of the parser."""
     digest = hashlib.sha256()
     for path in sorted({*directory.glob("*.py"), *PACKAGE.rglob("*.py")}):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -75,7 +75,7 @@ def sources(directory: Path) -> str:
 
 
 def cached(compiled: Any) -> None:  # noqa: ANN401
-    """Keep what a function is compiled to, if there is a place for it."""
+    """Enable the cache for a compiled function, if a cache directory is writable."""
     if not hasattr(compiled, "py_func"):
         return  # NUMBA_DISABLE_JIT is set
     with suppress(RuntimeError):

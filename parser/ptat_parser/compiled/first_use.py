@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Shows that functions are being compiled, which happens once on each machine."""
+"""Shows the progress of compilation, which happens once per machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.core.event import Event, Listener, install_listener
 STEP = "compiling, once"
 
 TYPICAL_FUNCTIONS = 100
-"""How many functions a first parse compiles, about."""
+"""Approximate number of functions that a first parse compiles."""
 
 
 class _Counter(Listener):
@@ -19,19 +19,19 @@ class _Counter(Listener):
         self._progress, self._done = progress, 0
 
     def on_start(self, event: Event) -> None:
-        """Nothing is compiled yet."""
+        """Ignore the start of a compilation."""
 
     def on_end(self, event: Event) -> None:
-        """One more function is compiled."""
+        """Count a compiled function."""
         self._done += 1
         self._progress(STEP, self._done, max(TYPICAL_FUNCTIONS, self._done + 1))
 
 
 @contextmanager
 def shown(progress: Callable[[str, int, int], None]) -> Iterator[None]:
-    """Call `progress` after each function that is compiled, and not loaded from the cache.
+    """Call `progress` after each function that is compiled, not loaded from the cache.
 
-    It gets `STEP`, the functions that are compiled, and an estimate of all.
+    It receives `STEP`, the number of functions compiled so far, and an estimate of the total.
     """
     with install_listener("numba:compile", _Counter(progress)):
         yield

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""How the parser's inner loops are compiled.
+"""Compiles the parser's inner loops with numba.
 
-numba computes in the types of its operands, and mixing signed and unsigned 64-bit integers
-gives floating point: words, times and addresses are uint64 throughout, all else is int64.
+numba computes in the types of the operands, and mixing signed and unsigned 64-bit integers gives
+floating point. So words, times and addresses are always uint64, everything else is int64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ptat_parser.compiled.cache import cached
 I64 = npt.NDArray[np.int64]
 
 Integer: TypeAlias = Any
-"""A Python integer to Python, a machine integer to numba."""
+"""A Python integer in Python, a machine integer in compiled code."""
 
 _njit: Any = numba.njit
 _register_jitable: Any = register_jitable
@@ -31,18 +31,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def jit(function: F) -> F:
-    """Compile on first use, keep the code for later runs, let other threads run meanwhile."""
+    """Compile on first use, cache the code, and release the GIL while it runs."""
     compiled: F = _njit(nogil=True)(function)
     cached(compiled)
     return compiled
 
 
 def bare(function: F) -> F:
-    """Like `jit`, for what makes no arrays: their users are not counted.
+    """Like `jit`, without reference counting, for functions that create no arrays.
 
-    Counting takes longer than a short call does, as each array's counter is in memory.
+    Reference counts are in memory, so updating them takes longer than a short call.
     """
-    # numba has no public name for this. What does make an array fails to compile.
+    # numba has no public option for this. A function that creates an array fails to compile.
     compiled: F = _njit(nogil=True, _nrt=False)(function)
     cached(compiled)
     return compiled
@@ -54,7 +54,7 @@ def inlined(function: F) -> F:
     Not for large bodies: each caller compiles its own copy.
     """
     made: F = _register_jitable(function)
-    vars(made)["compiled"] = True  # what changes functions' bytecode must leave it alone
+    vars(made)["compiled"] = True  # tells tools that rewrite bytecode to leave it alone
     return made
 
 
@@ -62,7 +62,7 @@ _intrinsic: Any = intrinsic
 
 
 def _data(context: Any, builder: Any, kind: Any, value: Any) -> Any:  # noqa: ANN401
-    """Where the elements of an array, or of a `shared.Block`, begin."""
+    """Pointer to the first element of an array or a `shared.Block`."""
     if isinstance(kind, types.Array):
         return context.make_array(kind)(context, builder, value).data
     return builder.extract_value(value, 0)
@@ -76,7 +76,7 @@ def _ones(_: object, word: Any) -> Any:  # noqa: ANN401
 
 
 ones: Callable[[Any], Any] = _intrinsic(_ones)
-"""How many bits of a machine integer are set; compiled code only."""
+"""Number of set bits of a machine integer; compiled code only."""
 
 
 def _bit_length(_: object, word: Any) -> Any:  # noqa: ANN401
@@ -89,7 +89,7 @@ def _bit_length(_: object, word: Any) -> Any:  # noqa: ANN401
 
 
 bit_length: Callable[[Any], Any] = _intrinsic(_bit_length)
-"""Bits that a uint64 needs; compiled code only."""
+"""Bit length of a uint64; compiled code only."""
 
 
 def _put_passing(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
@@ -105,10 +105,10 @@ def _put_passing(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: AN
 
 
 put_passing: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_passing)
-"""Store an element that is not used soon: it goes past the core's caches, and evicts nothing.
+"""Store an element with a non-temporal store, which bypasses the core's caches.
 
-The index is unsigned, the value of the elements' type. Other threads see it in time if it is handed
-to them with a lock, as queues have.
+The index is unsigned, and the value has the elements' type. Pass the array to other threads under a
+lock, as queues do; this orders the stores.
 """
 
 
@@ -140,10 +140,10 @@ def _put_apart(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN4
 
 get_apart: Callable[[Any, Integer], Any] = _intrinsic(_get_apart)
 put_apart: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_apart)
-"""An element of an array; and store one to an array, the value of the elements' type.
+"""Load and store an element, marked as not aliasing each other, so that loops can vectorize.
 
-No array may be both read so and stored to so: then a loop may do several elements at a time, if the
-core has instructions for that. The index is unsigned.
+An array may be used with only one of the two. The index is unsigned, and the value has the
+elements' type.
 """
 
 
@@ -154,7 +154,7 @@ def _prefetch(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
         place = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [place.type, i32, i32, i32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
-        # To be read, to all caches, as data.
+        # Arguments of llvm.prefetch: read, highest locality, data cache.
         builder.call(function, [place, *(ir.Constant(i32, value) for value in (0, 3, 1))])
         return context.get_dummy_value()
 
@@ -162,9 +162,9 @@ def _prefetch(_: object, array: Any, at: Any) -> Any:  # noqa: ANN401
 
 
 prefetch: Callable[[Any, Integer], None] = _intrinsic(_prefetch)
-"""Have an element of an array brought to the core's cache; the index is unsigned.
+"""Prefetch an element of an array into the core's cache.
 
-It may be one that is not there.
+The index is unsigned and may be out of bounds.
 """
 
 
@@ -180,4 +180,4 @@ def _put_u64(_: object, array: Any, at: Any, value: Any) -> Any:  # noqa: ANN401
 
 
 put_u64: Callable[[Any, Integer, Integer], None] = _intrinsic(_put_u64)
-"""Store a little-endian uint64 to 8 bytes from a place on, whatever its alignment."""
+"""Store a little-endian uint64 at a byte index of any alignment."""

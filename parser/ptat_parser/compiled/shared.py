@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Hands compiled functions one block of memory instead of many arrays.
+"""Passes one block of memory to compiled functions instead of many arrays.
 
-Passing a tuple of arrays costs half a microsecond for each array at run time, and a second at
-compile time. A `Shared` writes where the arrays are, and the numbers, to one array of words. A
-compiled function takes that array, and loads only the members that it uses::
+Passing a tuple of arrays costs half a microsecond per array at run time, and a second at compile
+time. A `Shared` writes the addresses and shapes of the arrays, and the numbers, into one array of
+words. A compiled function takes that array, and loads only the members that it uses::
 
     ROOM = Shared(Room(...))            # an example, for the types
     ROOM.attach("room")
@@ -14,11 +14,11 @@ compiled function takes that array, and loads only the members that it uses::
         room.tables.state[i] += 1
         room.cursors.next += 1          # a structured array of one row: its fields
 
-The members are `Block`s, not arrays: they have elements and a size, but no slices, no bounds and no
-negative indices, so that an access is three instructions and not forty to compile. Nothing counts
-references: the caller keeps the arrays alive. Functions that are compiled into their callers
-(numba's ``inline="always"``) must not use them: numba then removes stores that it believes nobody
-sees.
+The members are `Block`s, not arrays: they have elements and a size, but no slices, bounds checks or
+negative indices, so an access compiles to three instructions instead of forty. There is no
+reference counting: the caller keeps the arrays alive. Functions that are inlined into their callers
+(numba's ``inline="always"``) must not use blocks, because numba then removes stores that it
+considers dead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MEMORY: Any = numba.int64[::1]
 class View(types.Type):
     """The numba type of a tuple in shared memory: a pointer to its words.
 
-    `members`: the type and the first word of each.
+    `members`: type and first word of each member.
     """
 
     def __init__(self, name: str, members: dict[str, tuple[Any, int]]) -> None:
@@ -76,7 +76,7 @@ class _ViewAttributes(AttributeTemplate):
     key = View
 
     def generic_resolve(self, view: View, name: str) -> Any:  # type: ignore[override]  # noqa: ANN401
-        """The type of a member."""
+        """The numba type of a member."""
         return view.members[name][0] if name in view.members else None
 
 
@@ -88,7 +88,7 @@ class _MemoryAttributes(AttributeTemplate):
     key = types.Array
 
     def generic_resolve(self, memory: Any, name: str) -> Any:  # type: ignore[override]  # noqa: ANN401
-        """The tuple that memory holds."""
+        """The type of the tuple that the memory holds."""
         return _attached.get(name) if memory == _MEMORY else None
 
 
@@ -99,7 +99,7 @@ def _words_of(context: Any, builder: Any, kind: Any, memory: Any) -> Any:  # noq
 
 @_lowered(View)
 def _member(context: Any, builder: Any, view: View, words: Any, name: str) -> Any:  # noqa: ANN401
-    """Load one member: an array, a number, or where a tuple begins."""
+    """Load one member: an array, a number, or a pointer to a tuple."""
     kind, first = view.members[name]
     at = builder.gep(words, [ir.Constant(_WORD, first)])
     if isinstance(kind, View):
@@ -124,7 +124,7 @@ def _member(context: Any, builder: Any, view: View, words: Any, name: str) -> An
 
 
 def _array(context: Any, builder: Any, kind: Any, at: Any) -> Any:  # noqa: ANN401
-    """A contiguous array of one or two dimensions, of which the address and the shape are here."""
+    """Build a contiguous array of one or two dimensions from its address and shape at `at`."""
 
     def word(number: int) -> Any:  # noqa: ANN401
         return builder.load(builder.gep(at, [ir.Constant(_WORD, number)]))
@@ -159,7 +159,7 @@ def _packed(builder: Any, kind: Any, values: list[Any]) -> Any:  # noqa: ANN401
 
 
 class Block(types.Type):
-    """The numba type of an array in shared memory: where it begins, and its shape."""
+    """The numba type of an array in shared memory: a pointer and a shape."""
 
     def __init__(self, dtype: Any, ndim: int) -> None:  # noqa: ANN401
         self.dtype, self.ndim = dtype, ndim
@@ -199,7 +199,7 @@ def _fits(block: Block, index: Any) -> bool:  # noqa: ANN401
 
 
 def _place(context: Any, builder: Any, block: Block, index: Any, values: Any) -> Any:  # noqa: ANN401
-    """Where an element is."""
+    """Pointer to an element."""
     value, at = values
     if block.ndim == 2:
         row, column = (
@@ -234,7 +234,7 @@ class _BlockAttributes(AttributeTemplate):
     key = Block
 
     def generic_resolve(self, block: Block, name: str) -> Any:  # type: ignore[override]  # noqa: ANN401
-        """The size of a block of one dimension."""
+        """The type of a one-dimensional block's size."""
         return types.int64 if name == "size" else None
 
 
@@ -247,10 +247,10 @@ def _size(context: Any, builder: Any, block: Block, value: Any) -> Any:  # noqa:
 
 
 class Shared(Generic[T]):
-    """Memory for a named tuple of arrays, numbers and further such tuples.
+    """Memory for a named tuple of arrays, numbers and nested named tuples.
 
-    :param example: a tuple of the types that all of them have.
-    :param sliced: the arrays are numba's own, of which there are slices.
+    :param example: a tuple that has the types of all later values.
+    :param sliced: use numba arrays, which support slices, instead of blocks.
     """
 
     def __init__(self, example: T, *, sliced: bool = False) -> None:
@@ -258,7 +258,7 @@ class Shared(Generic[T]):
         self._dtypes = list(_dtypes(example))
 
     def attach(self, name: str) -> None:
-        """Let compiled code find the tuple as an attribute of its memory."""
+        """Make the tuple an attribute `name` of its memory in compiled code."""
         _attached[name] = self._kind
         _lowered_one(types.Array, name)(_words_of)
 
@@ -269,7 +269,7 @@ class Shared(Generic[T]):
     def put(self, memory: Any, value: T) -> None:  # noqa: ANN401
         """Write a tuple to memory; the caller keeps its arrays alive.
 
-        :raises TypeError: an array is not of the example's type.
+        :raises TypeError: an array's type differs from the example's.
         """
         if list(_dtypes(value)) != self._dtypes:
             raise TypeError("shared arrays are of the example's types")
@@ -277,7 +277,7 @@ class Shared(Generic[T]):
 
 
 def _layout(value: Any, first: int, sliced: bool) -> tuple[Any, int]:  # noqa: ANN401
-    """The type of a member that begins at word `first`, and the word after it."""
+    """The numba type of a member that begins at word `first`, and the word after it."""
     if isinstance(value, tuple):
         begin = first
         members = {}

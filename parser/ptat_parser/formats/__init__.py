@@ -5,5 +5,5 @@
       └─ archive (.ptb) · session (session.json) · parquet (results)
          truth, access_log, kernel_misses (testbed only)
 
-The words of a capture are defined in `ptat_parser.wire`, which gateware and C parts use, too.
+`ptat_parser.wire` defines the words of a capture; gateware and C parts use it too.
 """

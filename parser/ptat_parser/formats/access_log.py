@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Layout of ``accesses.bin.gz``: every access that user code made, as the testbed saw it.
+"""Layout of ``accesses.bin.gz``: every access of user code that the testbed saw.
 
-64-bit little-endian words in one gzip stream; docs/formats.md explains them. This is the one
+64-bit little-endian words in one gzip stream; docs/formats.md explains them. This is the only
 definition: the testbed's plugin gets it from ``python3 -m ptat_parser.formats.access_log
 --c-header``. `ptat_studies.pagesize.accesses` reads it.
 

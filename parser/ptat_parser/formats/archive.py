@@ -3,9 +3,9 @@
 
 docs/formats.md describes the layout. The stream is cut into pieces of `PIECE_BLOCKS` blocks; each
 is compressed alone, its words split into byte planes. The footer has an index of the capture
-(`capture.block_index`) and the headers of all pieces. It is written last: without it (the writer
-was killed) the pieces are found one after the other. The archive gives back the very bytes of the
-stream, damaged or not.
+(`capture.block_index`) and the headers of all pieces. It is written last. If it is missing because
+the writer was killed, the reader scans for the pieces. An archive reproduces the bytes of its
+stream exactly, damaged or not.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ END_MAGIC = b"PTB-END\0"
 VERSION = 1
 
 FILE_HEADER = np.dtype([("magic", "S8"), ("version", "<u4"), ("piece_bytes", "<u4")])
-"""Start of the file. `piece_bytes`: of the stream, in each piece but the last."""
+"""Start of the file. `piece_bytes`: bytes of the stream in each piece except the last."""
 
 PIECE_MAGIC = 0x50425450  # "PTBP"
 PIECE = np.dtype(
     [
         ("magic", "<u4"),
-        ("crc", "<u4"),  # of what follows in the header
-        ("offset", "<u8"),  # of this header in the file
+        ("crc", "<u4"),  # of the rest of the header
+        ("offset", "<u8"),  # of this header, from the start of the file
         ("unused", "V32"),
         ("raw_bytes", "<u4"),
         ("data_bytes", "<u4"),  # compressed, right after the header
@@ -55,15 +55,15 @@ END = np.dtype(
 PIECE_BLOCKS = 64
 PIECE_BYTES = PIECE_BLOCKS * wire.BLOCK_BYTES
 PIECE_BYTES_MAX = 16 << 20
-"""More in one piece is not believed."""
+"""Largest plausible piece, in bytes of the stream; a larger one counts as damaged."""
 
 _PLANES = 8
 _LEVEL = 1
-_HINT = "use --salvage to leave damaged blocks out and count them as lost, or record again"
+_HINT = "use --salvage to omit damaged blocks and count them as lost, or record again"
 
 
 def is_archive(source: Source) -> bool:
-    """Whether a file starts as an archive does."""
+    """Whether a file starts with an archive's magic number."""
     return source.read(0, len(MAGIC)) == MAGIC
 
 
@@ -71,11 +71,12 @@ def is_archive(source: Source) -> bool:
 
 
 class ArchiveWriter:
-    """Appends a capture stream to an archive, and `index` when it is complete.
+    """Appends a capture stream to an archive, and `index` at its end.
 
-    Use as a context manager: leaving it writes the last piece and the footer and has the file on
-    the disk. What was written before a crash can be read without them. Raises `OSError` where the
-    disk is full; the pieces before that stay readable.
+    Use as a context manager: leaving it writes the last piece and the footer, and syncs the file
+    to disk. After a crash the pieces written so far are still readable.
+
+    :raises OSError: the disk is full; the pieces written so far are still readable.
     """
 
     def __init__(self, path: Path, index: bytes = b"") -> None:
@@ -131,7 +132,7 @@ class ArchiveWriter:
 def pack(source: Path, target: Path, index: bytes = b"") -> None:
     """Archive the stream in `source`, with its index.
 
-    `target` is complete and on the disk, or does not exist.
+    Afterwards `target` is complete and synced to disk, or does not exist.
     """
     unfinished = target.with_name(target.name + ".new")
     try:
@@ -151,9 +152,9 @@ def pack(source: Path, target: Path, index: bytes = b"") -> None:
 
 
 def unpack(source: Path, target: Path) -> None:
-    """Write the stream that is in `source`, archived or not, to a plain file.
+    """Write the stream in `source`, archived or raw, to a raw file.
 
-    Damaged pieces become zeros, which are as damaged.
+    Damaged pieces become zeros, which readers report as damaged blocks.
     """
     stream = open_stream(source, salvage=True)
     buffer = memoryview(bytearray(PIECE_BYTES))
@@ -169,7 +170,7 @@ def _header_crc(row: npt.NDArray[np.void]) -> int:
 
 
 def to_planes(raw: bytes) -> npt.NDArray[np.uint8]:
-    """All first bytes of the words, then all second ones …; the last word is filled with zeros."""
+    """The first bytes of all words, then the second bytes, …; pads the last word with zeros."""
     words = np.zeros(-(-len(raw) // _PLANES) * _PLANES, np.uint8)
     words[: len(raw)] = np.frombuffer(raw, np.uint8)
     return np.ascontiguousarray(words.reshape(-1, _PLANES).T).ravel()
@@ -180,10 +181,10 @@ _U64 = np.uint64
 
 @jit
 def from_planes(planes: npt.NDArray[np.uint8], words: U64) -> None:
-    """Fill `words`; `planes` of shape ``(8, words)``."""
+    """Fill `words` from `planes`, shape ``(8, words)``."""
     p0, p1, p2, p3 = planes[0], planes[1], planes[2], planes[3]
     p4, p5, p6, p7 = planes[4], planes[5], planes[6], planes[7]
-    for i in range(words.size):  # all planes at once: memory is passed once only
+    for i in range(words.size):  # all planes in one pass over memory
         low = p0[i] | _U64(p1[i]) << _U64(8) | _U64(p2[i]) << _U64(16) | _U64(p3[i]) << _U64(24)
         high = p4[i] | _U64(p5[i]) << _U64(8) | _U64(p6[i]) << _U64(16) | _U64(p7[i]) << _U64(24)
         words[i] = low | high << _U64(32)
@@ -193,7 +194,7 @@ def from_planes(planes: npt.NDArray[np.uint8], words: U64) -> None:
 
 
 class RawStream:
-    """A capture stream in a plain file."""
+    """A capture stream in a raw file."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -201,17 +202,19 @@ class RawStream:
         self.cut = False
 
     def readinto(self, start_bytes: int, view: memoryview) -> None:
-        """Fill `view` with the stream from `start_bytes` on."""
+        """Fill `view` with the stream's bytes from `start_bytes` on."""
         self._source.readinto(start_bytes, view)
 
 
 class ArchiveStream:
     """A capture stream in an archive.
 
-    `pieces` (dtype `PIECE`) describes what it consists of, `cut` says that its end is missing,
-    `index_bytes` how large its index is.
-    With `salvage` a damaged piece reads as zeros; with `tail_may_be_cut` the footer may be missing.
-    Raises `ParseError` for what is damaged, without either.
+    `pieces` (dtype `PIECE`) lists its pieces, `cut` is true if its end is missing, `index_bytes` is
+    the size of its index.
+
+    :param salvage: read damaged pieces as zeros.
+    :param tail_may_be_cut: accept an archive without a footer.
+    :raises ParseError: the archive is damaged, and neither option permits it.
     """
 
     def __init__(
@@ -236,10 +239,10 @@ class ArchiveStream:
             self._index_at = int(last["offset"]) + PIECE.itemsize + int(last["data_bytes"])
         self.index_bytes = 0 if pieces is None else self._footer_at - self._index_at
         if np.any(self.pieces["raw_bytes"][:-1] != self._piece_bytes):
-            raise ParseError(f"{path}: damaged: its pieces do not join", "restore the file")
+            raise ParseError(f"{path}: damaged: its pieces do not fit together", "restore the file")
 
     def readinto(self, start_bytes: int, view: memoryview) -> None:
-        """Fill `view` with the stream from `start_bytes` on."""
+        """Fill `view` with the stream's bytes from `start_bytes` on."""
         while view:
             piece, start = divmod(start_bytes, self._piece_bytes)
             raw = self._piece(piece)[start : start + len(view)]
@@ -248,7 +251,7 @@ class ArchiveStream:
             start_bytes += raw.size
 
     def read_index(self, start_bytes: int, size_bytes: int) -> bytes:
-        """Part of the index, which has `index_bytes`; less at its end."""
+        """Up to `size_bytes` bytes of the index from `start_bytes` on; fewer at its end."""
         size_bytes = max(min(size_bytes, self.index_bytes - start_bytes), 0)
         return self._source.read(self._index_at + start_bytes, size_bytes)
 
@@ -296,7 +299,7 @@ class ArchiveStream:
         return piece_bytes
 
     def _footer(self) -> npt.NDArray[np.void] | None:
-        """The footer's rows, or None if there is no footer that is right."""
+        """The footer's rows, or None if there is no valid footer."""
         at = self._file_bytes - END.itemsize
         if at < FILE_HEADER.itemsize:
             return None
@@ -314,7 +317,7 @@ class ArchiveStream:
         return rows if all(self._plausible(row, offset) for row in rows) else None
 
     def _search(self) -> npt.NDArray[np.void]:
-        """The pieces that are there, one after the other, and after damage the next ones."""
+        """The pieces found by scanning the file; after damage, scan for the next piece."""
         rows = []
         at = FILE_HEADER.itemsize
         while at + PIECE.itemsize <= self._file_bytes:
@@ -351,7 +354,7 @@ class ArchiveStream:
 def open_stream(
     path: Path, *, salvage: bool = False, tail_may_be_cut: bool = False
 ) -> RawStream | ArchiveStream:
-    """A capture stream, archived or not; see `ArchiveStream`."""
+    """Open a capture stream, archived or raw; see `ArchiveStream`."""
     source = Source(path)
     if is_archive(source):
         return ArchiveStream(source, salvage=salvage, tail_may_be_cut=tail_may_be_cut)

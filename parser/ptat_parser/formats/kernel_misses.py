@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``kernel_misses.bin.gz``: the TLB misses of kernel code as the testbed saw them, and where.
+"""``kernel_misses.bin.gz``: TLB misses of kernel code in the testbed, with their call chains.
 
-One gzip stream of records of 32 bytes; docs/formats.md explains them. This is the one definition:
+One gzip stream of 32-byte records; docs/formats.md explains them. This is the only definition:
 the testbed's plugin gets it from ``python3 -m ptat_parser.formats.kernel_misses --c-header``.
 
 Standard library only at import: builds of C parts run this file with the system's Python.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FILE = "kernel_misses.bin.gz"
 FUNCTIONS = "kernel_functions.gz"
-"""Beside it: the lines of the kernel's System.map that name code."""
+"""File beside it: the lines of the kernel's System.map that name code."""
 HEADER = b"PTATKMI\x01"
 RECORD_BYTES = 32
 READ_BYTES = RECORD_BYTES << 16
@@ -33,7 +33,7 @@ USER_VA_BITS = 47
 
 
 class Kind(enum.IntEnum):
-    """What a record is."""
+    """Kind of a record."""
 
     MISS = 0
     PLACE = 1
@@ -77,10 +77,10 @@ def dtype() -> np.dtype[np.void]:
 
 
 class Reader:
-    """The misses of a file, piece by piece, and the places where they happened.
+    """Iterates over the misses of a file, and collects the places where they happened.
 
-    :raises BadInput: while it is read: the file is missing, of another version or damaged. One
-        that is only cut off can be read up to there; then `complete` is False.
+    :raises BadInput: while iterating: the file is missing, damaged or of another version. A
+        truncated file can be read up to its end; `complete` is then False.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,14 +89,14 @@ class Reader:
             raise BadInput(f"{path}: no such file", hint)
         self._path = path
         self.callers = [0]
-        """By a place's number: the place that called it, 0 for none. Place 0 is no place."""
+        """Caller of each place, by place number; 0 if there is none. Place 0 is unused."""
         self.addresses = [0]
-        """By a place's number: the instruction that missed or called there."""
+        """Address of the instruction that missed or called, by place number."""
         self.complete = False
-        """The file was read to its end, and is whole."""
+        """Whether the file was read to its end and is not truncated."""
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        """Structured arrays of `dtype`, shape ``(misses,)``, none empty; all places are known."""
+        """Yields non-empty arrays of `dtype`, shape ``(misses,)``, whose places are all known."""
         import numpy as np
 
         misses = 0
@@ -125,7 +125,7 @@ class Reader:
                 yield found
 
     def _pieces(self) -> Iterator[bytes]:
-        """Whole records; what is cut off is left out."""
+        """Yields whole records; a truncated last record is dropped."""
         try:
             with gzip.open(self._path) as file:
                 if file.read(len(HEADER)) != HEADER:

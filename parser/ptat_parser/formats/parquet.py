@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Writes integers as Parquet, quickly: each column DELTA_BINARY_PACKED, without a compressor.
 
-Differences of times are small, and numbers of pages need no more bits than there are pages:
-packing bits is all the compression there is to have. Of text there are a few different values;
-each row has the index of one. docs/decisions/0005-parquet-writer.md says
-why this is not pyarrow's. The definitions are those of apache/parquet-format: ``Encodings.md``,
-and ``parquet.thrift`` in Thrift's compact protocol.
+Differences of times are small, and page numbers need only as many bits as there are pages, so
+bit packing already removes nearly all redundancy. Text columns have few distinct values and are
+dictionary-encoded. docs/decisions/0005-parquet-writer.md says why this is not pyarrow's writer. The
+format is defined by apache/parquet-format: ``Encodings.md``, and ``parquet.thrift`` in Thrift's
+compact protocol.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 GROUP_ROWS = 1 << 20
-"""Rows of one row group: readers find a time by the groups' statistics."""
+"""Rows per row group; readers locate a time by the groups' statistics."""
 
 PAGE_ROWS = 1 << 16
-"""Rows of one page of a column: as many as stay in a core's cache until they are packed."""
+"""Rows per page of a column; they fit into a core's cache until they are packed."""
 
 # DELTA_BINARY_PACKED ------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ BLOCK = 128
 MINIBLOCK = 32
 PAGE_BYTES_MAX = 40 + (PAGE_ROWS // BLOCK + 1) * (10 + BLOCK // MINIBLOCK + 8 * BLOCK)
 WIDTHS = (*range(57), 64)
-"""Bits that a value may have: with one more, a word would not hold what begins within a byte."""
+"""Supported bit widths. A value of 57 bits that begins within a byte would not fit into a word."""
 
 _SEVEN = np.uint64(7)
 _SEVEN_BITS = np.uint64(0x7F)
@@ -45,7 +45,7 @@ _MOST = np.int64(np.iinfo(np.int64).max)
 
 @bare
 def _put_varint(value: Integer, out: U8, at: Integer) -> Integer:
-    """Write `value` (uint64) as ULEB128; return where it ends."""
+    """Write `value` (uint64) as ULEB128 at `at`; return the end offset."""
     while value > _SEVEN_BITS:
         out[at] = value & _SEVEN_BITS | _MORE
         value >>= _SEVEN
@@ -61,13 +61,13 @@ def _zigzag(value: Integer) -> Integer:
 
 @bare
 def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
-    """Pack `MINIBLOCK` values of `width` bits each, one of `WIDTHS`; `words` is overwritten.
+    """Pack `MINIBLOCK` values of `width` bits (one of `WIDTHS`) into `out`; overwrites `words`.
 
-    Writes to up to 8 bytes after them, too.
+    May write up to 8 bytes past the packed values.
     """
     n: Integer = MINIBLOCK
     bits: Integer = width
-    while 2 * bits <= WIDTHS[-2] and n > 1:  # pairs of neighbours, many at a time
+    while 2 * bits <= WIDTHS[-2] and n > 1:  # merge neighbouring pairs; vectorizes
         n //= 2
         for i in range(n):
             words[i] = words[2 * i] | words[2 * i + 1] << np.uint64(bits)
@@ -76,7 +76,7 @@ def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
         for i in range(n):
             put_u64(out, at + 8 * i, words[i])
         return
-    before = np.uint64(0)  # what goes into the first byte that a word goes into
+    before = np.uint64(0)  # bits of the previous word that share the first byte
     for i in range(n):
         start = i * bits
         word = words[i] << np.uint64(start & 7) | before
@@ -86,21 +86,21 @@ def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
 
 @inlined
 def _width(every: Integer) -> Integer:
-    """Bits for values that have no others set than `every` (uint64)."""
+    """Smallest width of `WIDTHS` for values whose bits are a subset of `every` (uint64)."""
     width = bit_length(every)
     return width if width <= WIDTHS[-2] else WIDTHS[-1]
 
 
 @bare
 def encode(values: I64, out: U8, above: I64, words: U64) -> tuple[Integer, Integer, Integer]:
-    """Write integers, at least one, to `out`.
+    """Encode integers, at least one, as DELTA_BINARY_PACKED into `out`.
 
-    `above` and `words` have room for a `BLOCK` and a `MINIBLOCK`. Returns how many bytes the
-    integers take, the least and the greatest of them.
+    `above` and `words` are scratch arrays of `BLOCK` and `MINIBLOCK` elements. Returns the size in
+    bytes, the minimum and the maximum of the values.
     """
     n = values.size
     smallest = greatest = values[0]
-    for i in range(n):  # many at a time, as min() is not
+    for i in range(n):  # vectorizes, unlike min()
         value = values[i]
         smallest = value if value < smallest else smallest
         greatest = value if value > greatest else greatest
@@ -110,7 +110,7 @@ def encode(values: I64, out: U8, above: I64, words: U64) -> tuple[Integer, Integ
     at = _put_varint(_zigzag(values[0]), out, at)
     for start in range(1, n, BLOCK):
         size = min(BLOCK, n - start)
-        # Unsigned indices take no check of their sign, and parts of arrays no counting of users.
+        # Unsigned indices avoid sign checks, and indexing avoids the reference counts of slices.
         here, before = np.uint64(start), np.uint64(start - 1)
         least = _MOST
         for i in range(size):
@@ -137,7 +137,7 @@ def encode(values: I64, out: U8, above: I64, words: U64) -> tuple[Integer, Integ
 
 
 def encode_indices(values: npt.NDArray[np.uint32]) -> bytes:
-    """Indices into a dictionary, as RLE_DICTIONARY: one bit-packed run."""
+    """Encode dictionary indices as RLE_DICTIONARY, in one bit-packed run."""
     width = max(int(values.max(initial=0)).bit_length(), 1)
     eights = -(-values.size // 8)
     bits = np.zeros((8 * eights, width), np.uint8)
@@ -172,9 +172,9 @@ def _varint(value: int) -> bytes:
 
 
 def _thrift(value: object) -> tuple[int, bytes]:
-    """Type and bytes of a value in the compact protocol; a struct is a dict by field number.
+    """Encode a value in the compact protocol; return its type and bytes.
 
-    A tuple is such a result already.
+    A struct is a dict from field number to value; a tuple is an already encoded value.
     """
     match value:
         case (int(kind), bytes(item)):
@@ -195,7 +195,7 @@ def _thrift(value: object) -> tuple[int, bytes]:
         case dict():
             out = b""
             before = 0
-            for number, field in value.items():  # numbers ascend by less than 16
+            for number, field in value.items():  # field numbers ascend in steps below 16
                 kind, item = _thrift(field)
                 out += bytes([(number - before) << 4 | kind]) + item
                 before = number
@@ -205,21 +205,21 @@ def _thrift(value: object) -> tuple[int, bytes]:
 
 @cache
 def _data_page(values: int, encoding: int) -> tuple[int, bytes]:
-    """A ``DataPageHeader``; nearly all are alike."""
+    """Encode a ``DataPageHeader``; cached, because most are identical."""
     return _thrift({1: values, 2: encoding, 3: _RLE, 4: _RLE})
 
 
 class Column(NamedTuple):
-    """A column of integers of 8 to 64 bits; unsigned ones of up to 32 bits are less than 2^31."""
+    """A column of 8 to 64-bit integers; values of unsigned types up to 32 bits are below 2^31."""
 
     name: str
     dtype: npt.DTypeLike
     page_dtype: npt.DTypeLike = np.int64
-    """Of the rows in memory: one, so that `encode` is compiled once."""
+    """Dtype of the rows in memory; the same for all columns, so that `encode` compiles once."""
 
     @property
     def schema(self) -> dict[int, Any]:
-        """Its ``SchemaElement``."""
+        """The column's ``SchemaElement``."""
         dtype = np.dtype(self.dtype)
         integer = {1: _I8(8 * dtype.itemsize), 2: self._is_signed}
         # For DuckDB.
@@ -230,7 +230,7 @@ class Column(NamedTuple):
 
     @property
     def type(self) -> int:
-        """Its physical type."""
+        """The column's physical type."""
         return _INT64 if np.dtype(self.dtype).itemsize == 8 else _INT32
 
     @property
@@ -238,13 +238,13 @@ class Column(NamedTuple):
         return np.dtype(self.dtype).kind == "i"
 
     def stored(self, value: int) -> bytes:
-        """A value as ``Statistics`` have it."""
+        """A value as encoded in ``Statistics``."""
         size_bytes = 8 if self.type == _INT64 else 4
         return value.to_bytes(size_bytes, "little", signed=self._is_signed)
 
 
 class Text(NamedTuple):
-    """A column of text: what is written are indices into `words`, of which there is one or more."""
+    """A text column, written as indices into `words`, which has at least one element."""
 
     name: str
     words: list[str]
@@ -252,12 +252,12 @@ class Text(NamedTuple):
 
     @property
     def schema(self) -> dict[int, Any]:
-        """Its ``SchemaElement``."""
+        """The column's ``SchemaElement``."""
         return {1: _BYTE_ARRAY, 3: _REQUIRED, 4: self.name.encode(), 6: 0, 10: {1: {}}}
 
     @property
     def page(self) -> bytes:
-        """The dictionary, a page before all others."""
+        """The dictionary page, which precedes the data pages."""
         words = [word.encode() for word in self.words]
         data = b"".join(len(word).to_bytes(4, "little") + word for word in words)
         about = {1: len(words), 2: _PLAIN}
@@ -266,7 +266,7 @@ class Text(NamedTuple):
 
 
 class _EncodeRoom(NamedTuple):
-    """What `encode` writes to."""
+    """Output and scratch arrays of `encode`."""
 
     out: U8
     above: I64
@@ -274,7 +274,7 @@ class _EncodeRoom(NamedTuple):
 
 
 class _Chunk:
-    """A column of the row group in progress."""
+    """One column of the current row group."""
 
     def __init__(self, column: Column | Text) -> None:
         self.column = column
@@ -303,7 +303,7 @@ class _Chunk:
         self.size_bytes += len(header) + size
 
     def write(self, file: IO[bytes], at: int) -> dict[int, Any]:
-        """Write the pages, which begin at `at`; return their ``ColumnChunk``."""
+        """Write the pages at file offset `at`; return their ``ColumnChunk``."""
         file.writelines(self._pages)
         size = _I64(self.size_bytes)
         metadata = {
@@ -327,9 +327,9 @@ class _Chunk:
 
 
 class Writer:
-    """Writes a Parquet file. Use as a context manager: leaving it without error writes the end.
+    """Writes a Parquet file. Use as a context manager: leaving it without error writes the footer.
 
-    How many rows come at a time makes no difference to the file.
+    The file does not depend on how many rows each call appends.
     """
 
     def __init__(self, file: IO[bytes], columns: Sequence[Column | Text]) -> None:
@@ -339,7 +339,7 @@ class Writer:
         self._groups: list[dict[int, Any]] = []
         self._rows = 0
         self._page = [np.empty(PAGE_ROWS, column.page_dtype) for column in columns]
-        self._page_rows = 0  # of these in use
+        self._page_rows = 0  # rows of the current page in use
         self._encode_room = _EncodeRoom(
             np.empty(PAGE_BYTES_MAX, np.uint8),
             np.empty(BLOCK, np.int64),
@@ -355,7 +355,7 @@ class Writer:
             self._end()
 
     def write(self, *columns: npt.NDArray[Any]) -> None:
-        """Append rows, arrays of one length."""
+        """Append rows: one array per column, all of the same length."""
         start, rows = 0, columns[0].size
         while start < rows:
             end = min(rows, start + PAGE_ROWS - self._page_rows)
@@ -366,11 +366,11 @@ class Writer:
             self.filled(page_end - self._page_rows)
 
     def room(self) -> list[npt.NDArray[Any]]:
-        """Arrays of `page_dtype`, of one length, to be `filled` with the next rows."""
+        """Arrays of `page_dtype`, of equal length, for the next rows; see `filled`."""
         return [page[self._page_rows :] for page in self._page]
 
     def filled(self, rows: int) -> None:
-        """Append the rows that were put into `room`, so many from its begin."""
+        """Append the first `rows` rows of `room`."""
         self._page_rows += rows
         if self._page_rows == PAGE_ROWS:
             self._end_page()

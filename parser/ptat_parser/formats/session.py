@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Reads a session directory: what was recorded, how, and whether it is complete.
+"""Reads the description of a session: what was recorded, how, and whether it is complete.
 
-``docs/formats.md`` explains the keys. Keys that are not named here are ignored, so that a
-newer host may write more than this parser knows.
+``docs/formats.md`` explains the keys. Unknown keys are ignored, so that a newer host may write
+more keys than this parser knows.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 Frequency = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 
 SNAPSHOTS_FILE = "snapshots.jsonl"
-"""What the testbed counted, each time a program asked."""
+"""The testbed's counters, one line each time a program requests them."""
 DESCRIPTION_BYTES_MAX = 16 << 20
 REGION_BYTES_MAX = 64 << 30
-"""Page tables of 32 TiB; what is kept of each page of a region grows with it."""
+"""Page tables for 32 TiB of memory; the parser's state grows with the region."""
 
 CANARY_OFFSET_BYTES = 8
-"""In the region, of the word that the kernel reads back; ``PTAT_CANARY_OFFSET`` in the kernel."""
+"""Offset in the region of the word that the kernel reads back; ``PTAT_CANARY_OFFSET`` there."""
 NO_ADDRESS = (1 << 64) - 1
 _CHECKED_BYTES = 1 << 18
 BUS_BYTES = 1 << wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
 MARKER_DELAY_NS = 100_000
-"""Median delay of an event after its marker that a busy machine explains."""
+"""Largest median delay of an event after its marker on a busy machine."""
 MARKER_DELAY_NS_MAX = 100_000_000
-"""No board may state more: markers would no longer tell recordings apart."""
+"""Largest delay that a board may state; with more, markers could match another recording."""
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -56,21 +56,21 @@ class Channel(msgspec.Struct, frozen=True):
     file: str
     tick_hz: Frequency
     stream_channel: int | None = None
-    """The channel that the blocks say; None: `index`."""
+    """Channel number in the blocks' headers; None: the same as `index`."""
     started_ns: tuple[int, int] | None = None
-    """Times of the host between which its board started; only to tell which pulse is which."""
+    """Host times between which the board started; only used to identify pulses."""
 
     @property
     def in_blocks(self) -> int:
-        """The channel that the blocks say."""
+        """Channel number in the blocks' headers."""
         return self.index if self.stream_channel is None else self.stream_channel
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """What the bus may do with the accesses of the CPUs.
+    """How the bus may change the CPUs' accesses.
 
-    With `order` "program" each is on the bus once, in order. "controller": a memory controller
-    queues stores; see `ptat_parser.order.program_order`.
+    `order` "program": each access is on the bus once, in program order. "controller": a memory
+    controller queues stores; see `ptat_parser.order.program_order`.
     """
 
     order: str = "program"
@@ -83,7 +83,7 @@ class Contract(msgspec.Struct, frozen=True):
 
     @property
     def is_program_order(self) -> bool:
-        """Whether the capture is what the CPUs did."""
+        """Whether the capture shows the CPUs' accesses in program order."""
         return self.order == "program"
 
 
@@ -95,10 +95,10 @@ class Board(msgspec.Struct, frozen=True):
     channels: list[Channel]
     walk_reads: str = "psc"
     clocks: str = "one"
-    """Of the channels: one, or several that have `pulses` in common."""
+    """"one": all channels share a clock; "pulses": separate clocks that see the same pulses."""
     marker_delay_ns: Positive = MARKER_DELAY_NS
-    """The largest median delay of an event after its marker's stamp; only a simulation, which takes
-    long to hand a store over, states its own."""
+    """Largest median delay of an event after its marker's time stamp; only a simulation that
+    delivers stores late states its own."""
     contract: Contract = Contract()
 
 
@@ -111,13 +111,13 @@ class Region(msgspec.Struct, frozen=True):
     marker_stride_bytes: Positive
     levels: str
     readback: bool = False
-    """Does the kernel read a word among the markers before it flushes TLBs?"""
+    """Whether the kernel reads a word of the marker area before it flushes TLBs."""
     markers: str = "store"
-    """How events are marked: by a "store" to their slot, or a "load" of it."""
+    """How events are marked: by a "store" to their slot or a "load" of it."""
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """The kernel that was traced."""
+    """The traced kernel."""
 
     tsc_hz: Frequency
     cpus: Positive
@@ -136,9 +136,9 @@ class TrapRing(msgspec.Struct, frozen=True):
     file: str
     records: int
     lost: int = 0
-    """Records that found no room."""
+    """Records dropped because the ring was full."""
     waits: int = 0
-    """How often a thread waited for room."""
+    """How often a thread waited for space in the ring."""
 
 
 class FileSum(msgspec.Struct, frozen=True):
@@ -164,9 +164,9 @@ class _Description(msgspec.Struct, frozen=True):
 
 
 def seal(content: dict[str, Any], directory: Path) -> None:
-    """Add checksums to a session's description: of the kernel's log, counters, symbols, and itself.
+    """Add checksums of the kernel's log, counters, symbols and the description itself.
 
-    The capture's blocks have their own.
+    The capture's blocks have their own checksums.
     """
     named = (directory / "counters.json", directory / "symbols.json")
     files = [*(directory / "kernel").rglob("*"), *named]
@@ -179,7 +179,7 @@ def seal(content: dict[str, Any], directory: Path) -> None:
 
 
 def _crc32(content: dict[str, Any]) -> int:
-    """CRC-32 of the description without its own, as JSON with sorted keys and no blanks."""
+    """CRC-32 of the description without ``crc32``, as JSON with sorted keys and no spaces."""
     rest = {key: value for key, value in content.items() if key != "crc32"}
     return zlib_ng.crc32(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
 
@@ -196,7 +196,7 @@ def _file_crc32(path: Path) -> int:
 class Session:
     """A session directory whose description has been read and checked.
 
-    Raises `SessionError` if `path` is no session, or one that this version cannot read.
+    :raises SessionError: `path` is not a session, or this version cannot read it.
     """
 
     path: Path
@@ -210,7 +210,7 @@ class Session:
     cpu: dict[str, Any]
     options: dict[str, Any]
     traps: list[TrapRing]
-    """Where TLB misses trapped, there is no bus."""
+    """The rings of a trap-mode session; empty if there is a bus."""
     files: dict[str, FileSum]
 
     def __init__(self, path: Path) -> None:
@@ -231,12 +231,12 @@ class Session:
 
     @property
     def channel(self) -> Channel:
-        """The capture stream, or the first of several; all have one clock."""
+        """The first or only capture stream."""
         return self.board.channels[0]
 
     @property
     def readback_address(self) -> int:
-        """Bus address of what the kernel reads before it flushes TLBs, or `NO_ADDRESS`."""
+        """Bus address that the kernel reads before it flushes TLBs, or `NO_ADDRESS`."""
         if not self.region.readback:
             return NO_ADDRESS
         return self.region.base + CANARY_OFFSET_BYTES & -self.board.granularity_bytes
@@ -253,12 +253,12 @@ class Session:
 
     @property
     def counters_path(self) -> Path:
-        """What hardware counters would say."""
+        """File of the hardware counters."""
         return self.path / "counters.json"
 
     @property
     def truth_path(self) -> Path:
-        """What the walker really did (testbed only)."""
+        """File of the walker's ground truth (testbed only)."""
         return self.path / "truth.0.bin"
 
     @property
@@ -267,12 +267,12 @@ class Session:
         return self.path / "results"
 
     def check_files(self) -> None:
-        """Raise `SessionError` if a file is not what was recorded."""
+        """Raise `SessionError` if a file differs from the recorded one."""
         here = self.path.resolve()
         for name, recorded in self.files.items():
             path = self.path / name
             if not path.is_file() or not path.resolve().is_relative_to(here):
-                continue  # whoever needs it says so
+                continue  # its reader reports that it is missing
             size_bytes = path.stat().st_size
             problem = None
             if size_bytes != recorded.bytes:
@@ -280,7 +280,7 @@ class Session:
                 if size_bytes > recorded.bytes:
                     problem = f"it has {size_bytes} bytes, {recorded.bytes} were recorded"
             elif _file_crc32(path) != recorded.crc32:
-                problem = "damaged: its CRC is not that of what was recorded"
+                problem = "damaged: its CRC differs from the recorded one"
             if problem:
                 raise SessionError(f"{path}: {problem}", "restore the file, or record again")
 
@@ -291,7 +291,7 @@ class Session:
                 raise SessionError(f"{where}: {problem}", "record again with this version of ptat")
 
     def _problems(self) -> list[tuple[bool, str]]:
-        """What can be wrong with the values of the keys, each beside whether it is."""
+        """Pairs of a condition that makes the description invalid and its message."""
         board, region, channels = self.board, self.region, self.board.channels
         end = region.base + region.size_bytes
         marker_bytes = region.marker_slots * region.marker_stride_bytes
@@ -303,11 +303,11 @@ class Session:
             ),
             (
                 len({ring.cpu for ring in self.traps}) != len(self.traps),
-                "several files of trap records are of one CPU",
+                "several files of trap records belong to one CPU",
             ),
             (
                 len({channel.index for channel in channels}) != len(channels),
-                "several capture channels have one number",
+                "several capture channels have the same number",
             ),
             (
                 len({channel.tick_hz for channel in channels}) > 1,

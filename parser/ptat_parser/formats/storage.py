@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Sessions in an object store: ``s3://bucket/session``, or what else fsspec knows.
+"""Sessions in an object store: ``s3://bucket/session``, or any other protocol of fsspec.
 
-Files of a session have paths everywhere. Those of an object store (`upath.UPath`) do what `Path`
-does, but for what is here: parts of large files are read with few requests, nothing can be renamed,
-and pyarrow wants to know the file system.
+Paths in an object store (`upath.UPath`) behave like `Path`. This module handles the differences:
+parts of large files are read with few requests, nothing can be renamed, and pyarrow needs the file
+system.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ import numpy.typing as npt
 
 from ptat_parser.errors import BadInput, ParseError
 
-if TYPE_CHECKING:  # parsing does without, and starts the sooner
+if TYPE_CHECKING:  # not imported by a parse, which then starts sooner
     import pyarrow.dataset as ds
     from typing_extensions import Buffer
 
 REQUEST_BYTES = 8 << 20
-"""So much of a large file is asked for at a time: a request takes some ten milliseconds."""
+"""Bytes per request for a large remote file; a request takes about ten milliseconds."""
 
 PASSING_BYTES = 4 << 20
-"""After so much, the system is told to write and to forget; what it was told of the last
-`PASSING_TIMES` times, which may not have been written yet, it is told again."""
+"""Bytes between calls of ``posix_fadvise(POSIX_FADV_DONTNEED)``. Each call includes the ranges of
+the last `PASSING_TIMES` calls, because their pages may not have been written back before."""
 
 PASSING_TIMES = 4
 
 PASSING_SLOW_S = 0.1
-"""If telling takes so long, the disk does not keep up."""
+"""A call that takes longer means that the disk does not keep up."""
 
 
 def location(name: str | Path) -> Path:
-    """Where a name leads: a path, or an object store if it has a protocol.
+    """The path of a name, in an object store if it has a protocol.
 
-    Raises `BadInput` for a store that is not known, or cannot be reached.
+    :raises BadInput: the store is unknown or cannot be reached.
     """
     if not isinstance(name, str) or "://" not in name:
         return Path(name)
@@ -56,16 +56,18 @@ def location(name: str | Path) -> Path:
         found = UPath(name)
         found.exists()
     except ImportError as error:
-        raise BadInput(f"{name}: {error}", "pip install 'ptat[s3]' or what fsspec names") from error
-    except Exception as error:  # each store has its own
         raise BadInput(
-            f"{name}: cannot be reached: {error}", "see the store's address and your credentials"
+            f"{name}: {error}", "pip install 'ptat[s3]' or the package that fsspec names"
+        ) from error
+    except Exception as error:  # each store raises its own exceptions
+        raise BadInput(
+            f"{name}: cannot be reached: {error}", "check the store's address and your credentials"
         ) from error
     return Path(found.path) if found.protocol in ("file", "local") else cast(Path, found)
 
 
 def is_remote(path: Path) -> bool:
-    """Whether it leads to an object store."""
+    """Whether a path is in an object store."""
     return not isinstance(path, Path)
 
 
@@ -73,20 +75,20 @@ def is_remote(path: Path) -> bool:
 
 
 class Source:
-    """A file of which parts are read. Can be sent to other processes."""
+    """A file with random access. Can be pickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size_bytes = path.stat().st_size
         self._file: int | None = None
-        self._held: tuple[int, bytes] | None = None  # of an object store
+        self._held: tuple[int, bytes] | None = None  # start and bytes of the last remote read
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None, "_held": None}
 
     @property
     def file(self) -> int:
-        """The open file's number; -1 where it is in an object store."""
+        """The file descriptor; -1 if the file is in an object store."""
         if is_remote(self.path):
             return -1
         if self._file is None:
@@ -95,7 +97,7 @@ class Source:
         return self._file
 
     def readinto(self, start_bytes: int, view: memoryview) -> None:
-        """Fill `view` with the file from `start_bytes` on; `ParseError` if it is not so long."""
+        """Fill `view` from `start_bytes` on; `ParseError` if the file is too short."""
         file = self.file
         if file < 0:
             return self._fetch(start_bytes, view)
@@ -129,14 +131,14 @@ class Source:
 
 
 def shorter(path: Path) -> ParseError:
-    """A file has less than it had before."""
+    """The error of a file that became shorter while being read."""
     return ParseError(f"{path}: became shorter while being read")
 
 
 def read_array(
     path: Path, dtype: npt.DTypeLike, start_bytes: int = 0, size_bytes: int | None = None
 ) -> npt.NDArray[Any]:
-    """All of a file, or `size_bytes` from `start_bytes` on; `ParseError` if it has fewer."""
+    """All of a file, or `size_bytes` from `start_bytes` on; `ParseError` if it is too short."""
     if is_remote(path):
         store: Any = path
         part = {} if size_bytes is None else {"start": start_bytes, "end": start_bytes + size_bytes}
@@ -152,7 +154,7 @@ def read_array(
 def parts(directory: Path) -> list[Path]:
     """The Parquet files of a directory, in order."""
     if is_remote(directory):
-        cast(Any, directory).fs.invalidate_cache()  # others write them
+        cast(Any, directory).fs.invalidate_cache()  # other processes write to it
     return sorted(directory.glob("part-*.parquet"))
 
 
@@ -171,7 +173,7 @@ def dataset(paths: Sequence[Path]) -> ds.Dataset:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Path | IO[bytes]]:
-    """What pyarrow reads a file from."""
+    """A path or file object that pyarrow can read."""
     if is_remote(path):
         with path.open("rb") as file:
             yield file
@@ -180,10 +182,10 @@ def opened(path: Path) -> Iterator[Path | IO[bytes]]:
 
 
 def open_passing(path: Path) -> IO[bytes]:
-    """Open a file to be written from begin to end, that is not read again soon.
+    """Open a file for sequential writing that will not be read again soon.
 
-    Of local ones, what is on the disk does not stay in memory: that is better used for the capture,
-    and to take more and more of it costs more than to fill it.
+    Written pages of a local file are dropped from the page cache, which is better used for the
+    capture; allocating new page-cache pages also costs more than reusing them.
     """
     if is_remote(path) or not hasattr(os, "posix_fadvise"):
         return path.open("wb")
@@ -191,10 +193,10 @@ def open_passing(path: Path) -> IO[bytes]:
 
 
 class _Passing(io.FileIO):
-    """A file of which the system is told again and again that it is not needed."""
+    """A file whose written pages are dropped from the page cache."""
 
     _size_bytes = 0
-    _told_bytes: int | None = 0  # None: it is told no more
+    _told_bytes: int | None = 0  # end of the last call's range; None: no more calls
 
     def write(self, data: Buffer, /) -> int:
         written = super().write(data)
@@ -209,10 +211,10 @@ class _Passing(io.FileIO):
         super().close()
 
     def _tell(self, told_bytes: int) -> None:
-        """This begins to write what is not on the disk, and drops what is."""
+        """Start write-back of dirty pages, and drop clean ones."""
         first = max(told_bytes - PASSING_TIMES * PASSING_BYTES, 0)
         began_s = time.monotonic()
-        with suppress(OSError):  # it is advice
+        with suppress(OSError):  # advice only
             os.posix_fadvise(self.fileno(), first, self._size_bytes - first, os.POSIX_FADV_DONTNEED)
         slow = time.monotonic() - began_s > PASSING_SLOW_S
         self._told_bytes = None if slow else self._size_bytes
@@ -220,13 +222,13 @@ class _Passing(io.FileIO):
 
 @contextmanager
 def replacing(results: Path, on_wait: Callable[[], None]) -> Iterator[Path]:
-    """An empty directory to write results into, which takes the place of older ones at the end.
+    """Yield an empty directory for new results, which replaces the old results at the end.
 
-    Who wants to write the same results meanwhile waits, when `on_wait` has been called. After an
-    error the older ones stay.
+    Another process that writes the same results meanwhile calls `on_wait` and waits. After an error
+    the old results stay.
 
-    In an object store the directory is where they stay, and nobody waits. ``summary.json``, written
-    last, says that they are whole, so it is the first that goes.
+    In an object store the new results are written in place, without a lock. ``summary.json`` is
+    removed first and written last, so it marks complete results.
     """
     if is_remote(results):
         (results / "summary.json").unlink(missing_ok=True)
@@ -251,14 +253,14 @@ def replacing(results: Path, on_wait: Callable[[], None]) -> Iterator[Path]:
 
 @contextmanager
 def _made_and_locked(directory: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Make a directory, or empty it, once nobody else has it locked; who dies unlocks."""
+    """Create or empty a directory under a lock, which the kernel releases if the holder dies."""
     with ExitStack() as stack:
         while True:
             directory.mkdir(exist_ok=True)
             try:
                 opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, opened)
-                with suppress(OSError):  # of a file system without locks
+                with suppress(OSError):  # a file system without locks
                     try:
                         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
@@ -268,7 +270,7 @@ def _made_and_locked(directory: Path, on_wait: Callable[[], None]) -> Iterator[N
                     break
             except FileNotFoundError:
                 pass
-            # Who had it locked has renamed or removed it.
+            # The previous holder has renamed or removed the directory.
         for left in directory.iterdir():
             if left.is_dir():
                 shutil.rmtree(left)
@@ -278,7 +280,7 @@ def _made_and_locked(directory: Path, on_wait: Callable[[], None]) -> Iterator[N
 
 
 def discard(directory: Path) -> None:
-    """Remove a directory and all that is in it, if it is there."""
+    """Remove a directory tree, if it exists."""
     if not is_remote(directory):
         shutil.rmtree(directory, ignore_errors=True)
     elif directory.exists():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Records of trapped TLB misses, a file for each CPU: ``kernel/trapN.raw`` of a session.
+"""Records of trapped TLB misses, one file per CPU: ``kernel/trapN.raw`` of a session.
 
-They are stored as the kernel wrote them: see ``include/uapi/linux/ptat.h`` of the series.
+The kernel's format, unchanged: see ``include/uapi/linux/ptat.h`` of the patch series.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ RECORD = np.dtype(
 
 
 class Flag(IntFlag):
-    """What a record's `flags` say."""
+    """Bits of a record's `flags`."""
 
     WRITE = 1 << 0
     FETCH = 1 << 1
     KERNEL = 1 << 2
     HUGE = 1 << 3
     RETRY = 1 << 4
-    """The access that was let through before, again: no miss of its own."""
+    """A repetition of the previous access, which was let through: not a miss of its own."""
     FAULT = 1 << 5
-    """The walk ended in a page fault: no miss."""
+    """The walk ended in a page fault: not a miss."""
     STEP = 1 << 6
     LEFT = 1 << 7
     SHARED = 1 << 8
 
 
 ACCESS = Flag.WRITE | Flag.FETCH | Flag.KERNEL
-"""The flags that say what kind of access missed."""
+"""Flags that describe the kind of access."""
 
 NO_MISS = Flag.RETRY | Flag.FAULT
-"""A record with one of these is no miss."""
+"""A record with one of these flags is not a miss."""
 
 
 def page_shift(flags: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
-    """Logarithm of the size in bytes of the page that each record is about."""
+    """log2 of the page size in bytes, for each record."""
     huge = (flags & Flag.HUGE) != 0
     return np.where(huge, np.uint64(21), np.uint64(12))
 
 
 def access_name(access: int) -> str:
-    """What the flags in `ACCESS` say, in words: ``read``, ``kernel write``, …"""
+    """Name of an access from its flags in `ACCESS`: ``read``, ``kernel write``, …"""
     kind = "fetch" if access & Flag.FETCH else "write" if access & Flag.WRITE else "read"
     return f"kernel {kind}" if access & Flag.KERNEL else kind
 
@@ -68,7 +68,7 @@ def access_name(access: int) -> str:
 def read_records(path: Path, *, end_may_be_cut: bool = False) -> npt.NDArray[Any]:
     """The records of one CPU in order, shape ``(records,)``, dtype `RECORD`, mapped read-only.
 
-    :param end_may_be_cut: leave out an incomplete record at the end: the recorder was killed.
+    :param end_may_be_cut: drop an incomplete record at the end, left by a killed recorder.
     :raises BadInput: the file is missing, or ends within a record.
     """
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Layout of ``truth.0.bin``: what the testbed's page walker really did.
+"""Layout of ``truth.0.bin``: the walks of the testbed's page walker.
 
-64-bit little-endian words, one for each walk and some between them; docs/formats.md explains
-them. This is the one definition: the testbed's plugin gets it from
+64-bit little-endian words, one per walk and some between walks; docs/formats.md explains them.
+This is the only definition: the testbed's plugin gets it from
 ``python3 -m ptat_parser.formats.truth --c-header``.
 
 Standard library only at import: builds of C parts run this file with the system's Python.
@@ -58,7 +58,7 @@ BLOCK_WORDS = 1 << 20
 
 
 class Cause(enum.IntEnum):
-    """What missed."""
+    """The kind of access that missed."""
 
     LOAD = 0
     STORE = 1
@@ -76,16 +76,16 @@ class Flag(enum.IntFlag):
 
 
 def dtype() -> np.dtype[np.void]:
-    """A walk as a numpy structured dtype with the fields of `FIELDS`."""
+    """A numpy structured dtype of one walk, with the fields of `FIELDS`."""
     import numpy as np
 
     return np.dtype([(name, f"<u{size}") for name, size, _ in FIELDS])
 
 
 class Reader:
-    """The walks of a truth file, block by block.
+    """Iterates over the walks of a truth file in blocks.
 
-    :param block_words: words of the file that a block is made of at most.
+    :param block_words: maximum number of the file's words per block.
     :raises BadInput: the file is missing, truncated, of another version or damaged.
     """
 
@@ -105,7 +105,7 @@ class Reader:
         self._path = path
         self._block_words = block_words
         self._words: npt.NDArray[np.uint64]
-        if not size_bytes:  # the machine was killed before it wrote any
+        if not size_bytes:  # the machine was killed before it wrote anything
             self._words = np.empty(0, np.uint64)
         elif storage.is_remote(path):
             self._words = storage.read_array(path, "<u8")
@@ -114,12 +114,12 @@ class Reader:
         if self._words.size and int(self._words[0]) != HEADER:
             raise BadInput(f"{path}: not a truth file of this version of ptat", "record again")
         self.words = self._words.size
-        """Words of the file, header included."""
+        """Number of words in the file, including the header."""
         self.words_read = min(1, self.words)
-        """Words of the blocks so far."""
+        """Number of words in the blocks yielded so far."""
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        """Structured arrays of `dtype`, shape ``(walks,)``, none empty."""
+        """Yields non-empty structured arrays of `dtype`, shape ``(walks,)``."""
         import numpy as np
 
         time: int | None = None
@@ -141,7 +141,7 @@ class Reader:
                 raise BadInput(f"{self._path}: damaged: a walk without a time", "record again")
             level = _bits(words, WALK_LEVEL_SHIFT, WALK_LEVEL_BITS)[is_walk]
             if level.size and level.max() > LEVEL_MAX:
-                raise BadInput(f"{self._path}: damaged: a level that no CPU has", "record again")
+                raise BadInput(f"{self._path}: damaged: an impossible level", "record again")
 
             walks = np.empty(level.size, dtype())
             at = start + elapsed
@@ -168,7 +168,7 @@ def _bits(words: npt.NDArray[np.uint64], shift: int, bits: int) -> npt.NDArray[n
 def _last(
     where: npt.NDArray[np.bool_], value: npt.NDArray[np.uint64], before: int | None
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """For each word the value at the last one `where` there is one, and whether there was."""
+    """For each word: `value` at the last preceding word with `where`, and whether there is one."""
     import numpy as np
 
     at = np.maximum.accumulate(np.where(where, np.arange(where.size), -1))
@@ -187,9 +187,9 @@ def read(path: Path) -> npt.NDArray[Any]:
 
 
 def write(path: Path, walks: npt.NDArray[Any]) -> None:
-    """Write walks, a structured array of `dtype`, as a truth file; addresses are below 2^48.
+    """Write walks, a structured array of `dtype` with addresses below 2^48, as a truth file.
 
-    The file at `path` is only replaced once that is done.
+    Replaces the file at `path` only when the new file is complete.
     """
     import numpy as np
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """The kernel's log of a recording: the raw ring-buffer pages of each CPU.
 
-``kernel/cpuN.raw`` holds the pages that ``per_cpu/cpuN/trace_pipe_raw`` returned, one after the
-other. Table events are few and stay in memory. Fault and entry events may be more than memory has
-room for: each page's first and last time are kept, and the events of a time are read again when
-they are needed.
+``kernel/cpuN.raw`` holds the pages read from ``per_cpu/cpuN/trace_pipe_raw``. Table events are few
+and stay in memory. Fault and entry events may exceed memory: then only the first and last time of
+each page are kept, and the events of an interval are read again when needed.
 """
 
 from __future__ import annotations
@@ -50,28 +49,28 @@ from ptat_parser.kernel.tracepoints import (
 U64 = npt.NDArray[np.uint64]
 
 REMEMBERED = 1 << 21
-"""So many events without a marker are remembered, 49 bytes each; more are read again."""
+"""Events without a marker to keep in memory, at 49 bytes each; more are read again from disk."""
 
 
 class TimedLog:
-    """The events without a marker (dtype `TIMED_EVENT`), which are read when they are wanted.
+    """The events without a marker (dtype `TIMED_EVENT`), read from disk on demand if they are many.
 
-    So many are `faults`, so many `entries`. Can be sent to other processes.
+    `faults` and `entries` count the two kinds. Can be pickled.
     """
 
     def __init__(self) -> None:
         self.faults = self.entries = 0
         self._cpus: list[tuple[CpuPages, U64]] = []
-        # All of them, if they are remembered; their times, once they are in order.
+        # All events if they are kept in memory; their times, once sorted.
         self._few: npt.NDArray[Any] | None = np.empty(0, TIMED_EVENT)
         self._times: U64 | None = None
 
     def add(self, cpu: CpuPages, page_times: U64) -> None:
-        """Those of one more CPU, which were noted."""
+        """Add a CPU whose events were passed to `note`."""
         self._cpus.append((cpu, page_times))
 
     def note(self, scanned: Scanned, layout: Layout) -> None:
-        """Count those of some pages, and remember them if they are not too many."""
+        """Count the events of some pages, and keep them unless there are too many."""
         counts = count_kinds(scanned, layout)
         before = self.faults + self.entries
         self.faults += counts[FAULT]
@@ -79,7 +78,7 @@ class TimedLog:
         if self.faults + self.entries > REMEMBERED:
             self._few = None
         elif self._few is not None:
-            if not self._few.size:  # what is not used of it takes no memory
+            if not self._few.size:  # untouched pages take no memory
                 self._few = np.empty(REMEMBERED, TIMED_EVENT)
             self._few[before : self.faults + self.entries] = timed_events(scanned, layout)
 
@@ -88,11 +87,11 @@ class TimedLog:
 
     @property
     def is_remembered(self) -> bool:
-        """Whether all of them are here, and need not be read again."""
+        """Whether all events are kept in memory."""
         return self._few is not None
 
     def between(self, since: int = 0, until: int = END_OF_CYCLES) -> npt.NDArray[Any]:
-        """Those of these times (clock cycles, both included), in their order."""
+        """The events of an interval (clock cycles, both ends included), sorted by time."""
         if self._few is not None:
             if self._times is None:
                 self._few = in_order([self._few[: self.faults + self.entries]], "time")
@@ -107,7 +106,7 @@ class TimedLog:
             there = (times[:, PAGE_FIRST] <= np.uint64(until)) & (
                 times[:, PAGE_LAST] >= np.uint64(since)
             )
-            # Usually one run of pages.
+            # Usually one contiguous run of pages.
             begins = np.flatnonzero(np.diff(there, prepend=False) & there)
             ends = np.flatnonzero(np.diff(there, append=False) & there) + 1
             for first, end in zip(begins.tolist(), ends.tolist(), strict=True):
@@ -116,7 +115,7 @@ class TimedLog:
         return in_order(found or [np.zeros(0, TIMED_EVENT)], "time")
 
     def batches(self) -> Iterator[npt.NDArray[Any]]:
-        """All of them in their order, some at a time if they are not remembered."""
+        """Yields all events sorted by time, in batches if they are not kept in memory."""
         if not self.faults and not self.entries:
             return
         if self.is_remembered:
@@ -133,9 +132,9 @@ class TimedLog:
 class KernelLog:
     """All events of a recording.
 
-    `tables` (dtype `TABLE_EVENT`) is sorted by `seq`; the others are `timed`. `lost_events` counts
-    what the ring buffers dropped, `gaps` says since and until when (clock cycles, None where
-    unknown), and `lost_seqs` counts the sequence numbers missing among the table events.
+    `tables` (dtype `TABLE_EVENT`) is sorted by `seq`; `timed` holds the other events. `lost_events`
+    counts the events that the ring buffers dropped, and `gaps` lists the intervals (clock cycles,
+    None if unknown). `lost_seqs` counts the sequence numbers missing among the table events.
     """
 
     tables: npt.NDArray[Any]
@@ -155,7 +154,7 @@ def _read_stats(path: Path) -> dict[str, int]:
 def read_kernel_log(directory: Path) -> KernelLog:
     """Read a session's ``kernel/`` directory.
 
-    Raises `ParseError` if a file is missing, truncated or damaged.
+    :raises ParseError: a file is missing, truncated or damaged.
     """
     if not directory.is_dir():
         raise ParseError(f"{directory}: missing: the kernel's log was not saved", "record again")
@@ -184,7 +183,7 @@ def read_kernel_log(directory: Path) -> KernelLog:
 def _read_cpu(
     cpu: CpuPages, tables: list[npt.NDArray[Any]], timed: TimedLog
 ) -> tuple[int, list[tuple[int | None, int | None]]]:
-    """Add a CPU's events; how many it lost, and when."""
+    """Add a CPU's events; return the number that it lost, and the intervals of the losses."""
     path, layout = cpu.path, cpu.layout
     events = missed = uncounted = 0
     page_times = [np.zeros((0, PAGE_TIMES), np.uint64)]
@@ -211,27 +210,27 @@ def _read_cpu(
     if dropped > missed and not uncounted:
         return max(dropped, missed), [(None, None)]
     began = times[:, PAGE_BEGINS].tolist()
-    # Events were missed before a page that says so, and after the one before began.
+    # Events were lost between the start of the previous page and a page that reports a loss.
     since = np.flatnonzero(times[:, PAGE_MISSED]).tolist() if missed + uncounted else []
     gaps = [(began[page - 1] if page else None, began[page]) for page in since]
     return max(dropped, missed + uncounted), gaps
 
 
 class LogTail:
-    """The log while it is written: what was added since the last look."""
+    """Reads a log that is still being written."""
 
     def __init__(self, directory: Path) -> None:
-        """Nothing needs to be there yet."""
+        """The directory may not exist yet."""
         self._directory = directory
         self._layout: Layout | None = None
         self._read_bytes: dict[Path, int] = {}
         self.lost_events = 0
-        """So many were missed, as far as the pages say."""
+        """Number of lost events that the pages report so far."""
 
     def read(self) -> npt.NDArray[Any]:
-        """Table events of the whole pages that were added (dtype `TABLE_EVENT`), by `seq`.
+        """Table events (dtype `TABLE_EVENT`) of the pages added since the last call, by `seq`.
 
-        Raises `ParseError` if one is damaged.
+        :raises ParseError: a page is damaged.
         """
         tables = [np.zeros(0, TABLE_EVENT)]
         for path in sorted(self._directory.glob("cpu*.raw")):
@@ -254,6 +253,6 @@ class LogTail:
 
 
 def traced_spaces(log: KernelLog) -> set[int]:
-    """Page frames of the top page tables (CR3 >> 12) of what was traced."""
+    """Page frames of the top-level page tables (CR3 >> 12) of the traced processes."""
     attached = log.tables["kind"] == MM_ATTACH
     return set((log.tables["pgd"][attached] >> np.uint64(12)).tolist())

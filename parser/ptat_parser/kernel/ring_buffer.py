@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Decodes pages of the kernel's ring buffer into events.
 
-The format files that the kernel wrote beside its log (``kernel/formats/``) say what a page and an
-event look like; nothing about either is assumed.
+The layout of pages and events comes only from the kernel's format files (``kernel/formats/``).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 BATCH_BYTES = 1 << 20
-"""Pages of so many are scanned at a time."""
+"""Size of the batches of pages to scan."""
 
 _PAGE_BYTES_MAX = 1 << 20
 _TEXT_BYTES_MAX = 1 << 20
@@ -86,7 +85,10 @@ def _fields(text: str) -> dict[str, _Field]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file. Raises `ParseError` if it is missing or not ASCII."""
+    """The text of a small file.
+
+    :raises ParseError: the file is missing or not ASCII.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_TEXT_BYTES_MAX + 1)
@@ -102,7 +104,7 @@ def read_text(path: Path) -> str:
 
 
 def damaged(path: Path, problem: str = "damaged") -> ParseError:
-    """The error of a file that is damaged."""
+    """The error of a damaged file."""
     return ParseError(f"{path}: {problem}", "restore the file, or record again")
 
 
@@ -128,7 +130,7 @@ def _read_format(path: Path) -> _Format:
 
 
 class Layout:
-    """What the kernel says about its pages and events."""
+    """The kernel's layout of pages and events."""
 
     def __init__(self, directory: Path) -> None:
         page = _fields(read_text(directory / "header_page"))
@@ -174,25 +176,25 @@ class Layout:
                     if field:
                         fields[number, i] = field.offset, field.size
         self.timed: tuple[U8, I64] = number_of_kind, fields
-        """Of each kind of event the index in `TIMED_KINDS`; where its fields are, and how long."""
+        """For each event type: its index in `TIMED_KINDS`, and its fields' offsets and sizes."""
 
     def check(
         self, path: Path, first_page: int, kind: npt.NDArray[np.uint16], size_bytes: I64
     ) -> None:
-        """Each event from a page on must be one of ours, and as long as its format says."""
+        """Raise `ParseError` unless each event has a known type and the size of its format."""
         short = np.flatnonzero(size_bytes < self.smallest_bytes[kind])
         if short.size:
             event = int(short[0])
             raise damaged(
                 path,
                 f"event {event} from page {first_page} on has type {kind[event]} and"
-                f" {size_bytes[event]} bytes, which is not what the formats say",
+                f" {size_bytes[event]} bytes, which contradicts the formats",
             )
 
 
 @bare
 def _load(data: U8, offset: Integer, size: Integer) -> Integer:
-    # Unsigned indices take no check of their sign, so that 8 bytes become one load.
+    # Unsigned indices avoid sign checks, so that 8 bytes become one load.
     at, value = np.uint64(offset), np.uint64(0)
     if size == 8:
         for i in range(8):
@@ -206,14 +208,14 @@ def _load(data: U8, offset: Integer, size: Integer) -> Integer:
 PAGE_BEGINS, PAGE_FIRST, PAGE_LAST, PAGE_MISSED = range(4)
 
 PAGE_TIMES = 4
-"""Of a page: the time in its header, its first and last event's, and whether some were missed."""
+"""Columns per page: the header's time, its first and last event's time, and a flag for losses."""
 
 _NO_TIME = np.uint64(END_OF_CYCLES)
-_FOUR, _EIGHT = np.int64(4), np.int64(8)  # no literals: those are other types to numba
+_FOUR, _EIGHT = np.int64(4), np.int64(8)  # numba gives literals other types
 
 
 class _PageLayout(NamedTuple):
-    """Where things are in a page, and in the fields of an event; all in bytes."""
+    """Offsets and sizes in a page and in an event, in bytes."""
 
     page_bytes: int
     timestamp: int
@@ -227,8 +229,8 @@ class _PageLayout(NamedTuple):
 class _Events(NamedTuple):
     """Events of some pages.
 
-    `offset` of the event's fields in the pages' data, their `size` in bytes, `time` (clock cycles)
-    and `kind` (the event's type); for each page, `times`: see `PAGE_TIMES`.
+    For each event: the `offset` of its fields in the pages' data and their `size` in bytes, its
+    `time` (clock cycles) and `kind` (event type). For each page `times`: see `PAGE_TIMES`.
     """
 
     offset: I64
@@ -244,8 +246,8 @@ def _scan_pages(
 ) -> tuple[Integer, Integer, Integer, Integer]:
     """Find the events of whole pages.
 
-    Returns the number of events, the missed events that the pages count, the pages that only say
-    that some were missed, and the first malformed page, or -1.
+    Returns the number of events, the number of lost events that the pages count, the number of
+    pages that report a loss without a count, and the first malformed page or -1.
     """
     n = np.int64(0)
     missed = np.int64(0)
@@ -282,9 +284,9 @@ def _scan_page(
     layout: _PageLayout,
     events: _Events,
 ) -> Integer:
-    """Find the events of a page, which are ``at … end`` in `data`, and number them from `n` on.
+    """Find the events of a page, ``data[at:end]``, and number them from `n` on.
 
-    Returns the number after the last one; -1 less that number if the page is malformed.
+    Returns the number after the last event, or ``-1 - number`` if the page is malformed.
     """
     times = events.times[page]
     now = times[PAGE_BEGINS]
@@ -306,7 +308,7 @@ def _scan_page(
         elif code == 30:
             now += (word << np.uint64(27)) + delta
             at += 8
-        elif code == 31:  # absolute, without its five highest bits
+        elif code == 31:  # an absolute time without its five highest bits
             high = now >> np.uint64(59) << np.uint64(59)
             absolute = high | (word << np.uint64(27)) + delta
             if absolute < now:
@@ -330,7 +332,7 @@ def _scan_page(
 
 
 def _gather(data: U8, start: I64, size: int) -> U64:
-    """Little-endian integers of `size` bytes that begin at `start`; 0 of no bytes."""
+    """Little-endian integers of `size` bytes at the offsets `start`; 0 if `size` is 0."""
     values = np.zeros((start.size, 8), np.uint8)
     values[:, :size] = data[start[:, None] + np.arange(size)]
     return values.view(np.uint64)[:, 0]
@@ -338,7 +340,7 @@ def _gather(data: U8, start: I64, size: int) -> U64:
 
 @dataclass(frozen=True)
 class Scanned:
-    """Some pages of a CPU."""
+    """The events of some pages of a CPU."""
 
     cpu: int
     data: U8
@@ -350,7 +352,7 @@ class Scanned:
     missed_uncounted: int
 
     def column(self, rows: I64, field: _Field) -> U64:
-        """An integer field of some events, sign-extended; shape ``(rows,)``."""
+        """An integer field of the events `rows`, sign-extended; shape ``(rows,)``."""
         values = _gather(self.data, self.offset[rows] + field.offset, field.size)
         if field.signed and field.size < 8:
             negative = values >> np.uint64(8 * field.size - 1) != 0
@@ -370,7 +372,7 @@ class Scanned:
 
 
 class CpuPages:
-    """A CPU's pages, of which some at a time are read. Can be sent to other processes."""
+    """A CPU's pages, read in batches. Can be pickled."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
         match = re.fullmatch(r"cpu(\d+)", path.stem)
@@ -387,7 +389,7 @@ class CpuPages:
         self.pages = size_bytes // layout.page_bytes
 
     def scan(self, first: int, end: int) -> Iterator[Scanned]:
-        """The pages ``first … end``, some at a time."""
+        """Yields the events of the pages ``[first, end)`` in batches."""
         page_bytes, batch = self.layout.page_bytes, self.layout.batch_pages
         for start in range(first, end, batch):
             pages = min(end - start, batch)
@@ -396,9 +398,9 @@ class CpuPages:
 
 
 def scan(path: Path, number: int, data: U8, layout: Layout, first_page: int = 0) -> Scanned:
-    """The events of whole pages, of which the first has that number."""
+    """The events of whole pages; the first page has the number `first_page`."""
     common = next(iter(layout.formats.values())).fields["common_type"]
-    capacity = data.size // 8 + 1  # no event is smaller than its header and 4 bytes
+    capacity = data.size // 8 + 1  # an event has a header and at least 4 bytes
     events = _Events(
         offset=np.empty(capacity, np.int64),
         size=np.empty(capacity, np.int64),
@@ -427,7 +429,7 @@ def scan(path: Path, number: int, data: U8, layout: Layout, first_page: int = 0)
 def table_events(scanned: Scanned, layout: Layout) -> npt.NDArray[Any]:
     """The table events of some pages (dtype `TABLE_EVENT`), grouped by kind."""
     parts = [np.zeros(0, TABLE_EVENT)]
-    others = np.flatnonzero(layout.timed[0][scanned.kind] == NOT_TIMED)  # few, often
+    others = np.flatnonzero(layout.timed[0][scanned.kind] == NOT_TIMED)  # usually few
     kinds = scanned.kind[others]
     for kind, name in enumerate(TABLE_KINDS):
         rows = others[kinds == layout.formats[name].id]
@@ -449,7 +451,7 @@ def table_events(scanned: Scanned, layout: Layout) -> npt.NDArray[Any]:
 def timed_events(
     scanned: Scanned, layout: Layout, since: int = 0, until: int = END_OF_CYCLES
 ) -> npt.NDArray[Any]:
-    """The fault and entry events of a time in cycles, both ends included (`TIMED_EVENT`)."""
+    """Fault and entry events of an interval in cycles, both ends included (`TIMED_EVENT`)."""
     number_of_kind, fields = layout.timed
     numbers = number_of_kind[scanned.kind]
     inside = (scanned.time >= np.uint64(since)) & (scanned.time <= np.uint64(until))
@@ -465,23 +467,23 @@ def timed_events(
 
 
 def count_kinds(scanned: Scanned, layout: Layout) -> list[int]:
-    """How many events there are of each of `TIMED_KINDS`."""
+    """Number of events of each of `TIMED_KINDS`."""
     counts = np.bincount(layout.timed[0][scanned.kind], minlength=len(TIMED_KINDS))
     found: list[int] = counts[: len(TIMED_KINDS)].tolist()
     return found
 
 
 def check_tables(path: Path, found: npt.NDArray[Any]) -> None:
-    """Raises `ParseError` for table events that no kernel logs."""
+    """Raise `ParseError` for impossible table events."""
     leveled = np.isin(found["kind"], (TABLE_ALLOC, TABLE_LINK, TABLE_MOVE))
     if not np.isin(found["level"][leveled], LEVELS).all():
         raise damaged(path, "damaged: a table of an unknown level")
     if found["tgid"].max(initial=0) > TGID_MAX:
-        raise damaged(path, "damaged: a process of a number that none has")
+        raise damaged(path, "damaged: an impossible process number")
 
 
 def in_order(parts: list[npt.NDArray[Any]], by: str) -> npt.NDArray[Any]:
-    """All rows, in the order of a column; what is in order already is not moved."""
+    """All rows sorted by the column `by`; does not copy parts that are already in order."""
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
     column = rows[by]
     if np.all(column[1:] >= column[:-1]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The kernel's tracepoints (docs/formats.md): names, kinds, and the rows they become."""
+"""The kernel's tracepoints (docs/formats.md): names, kinds, and the dtypes of their rows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TABLE_EVENTS = (
     "ptat_leaf_clear",
     "ptat_marker",
 )
-"""Those with a sequence number and a marker on the bus: a trace needs them all."""
+"""Events with a sequence number and a marker on the bus; a trace needs all of them."""
 
 FAULT_EVENTS = ("ptat_fault",)
 ENTRY_EVENTS = ("ptat_pte_set", "ptat_pte_clear")
-"""Optional ones, which have neither."""
+"""Optional events, which have neither."""
 
 TABLE_KINDS = TABLE_EVENTS
 """Index = `kind` of a row of `TABLE_EVENT`."""
@@ -45,7 +45,7 @@ COOKIE_STOP = 2
 
 
 class TableEvent(NamedTuple):
-    """One table event: `time` in clock cycles, then the event's fields, 0 where it has none."""
+    """One table event: `time` in clock cycles, then its fields; fields that it lacks are 0."""
 
     time: int
     kind: int
@@ -104,7 +104,7 @@ NEEDED_FIELDS = {
     "ptat_pte_set": _ENTRY_FIELDS,
     "ptat_pte_clear": _ENTRY_FIELDS,
 }
-"""Fields that each event must have; others may come and go."""
+"""Fields that each event must have; unknown fields are ignored."""
 
 END_OF_CYCLES = (1 << 64) - 1
 LEVELS = (1, 2)

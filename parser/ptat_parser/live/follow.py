@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What a session that is being recorded has missed since the last look.
+"""Counts the misses of a session during its recording.
 
-The capture and the kernel's log are read as they grow, and joined as in replay: a marker on the
-bus says where its event belongs. Reads behind a marker whose event is not in the log yet wait.
+The capture and the kernel's log are read as they grow, and joined as in the replay: a marker on the
+bus gives the position of its event. Reads after a marker wait until its event is in the log.
 
-A look is not the last word. Walks that ended in a fault are told from misses only where the entry
-was empty, and what is read of a line that holds huge pages and tables by what follows; channels
-are put in order of time by what has arrived. The parser decides with the whole before it.
+The counts are preliminary. Only reads of empty entries are recognised as faulted walks, reads of a
+line that holds huge pages and tables are classified by the next read, and channels are merged by
+what has arrived. The parser has the whole capture.
 """
 
 from __future__ import annotations
@@ -50,37 +50,37 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 READ_BLOCKS = 2048
-"""At a time: 16 MiB."""
+"""Blocks to read at a time: 16 MiB."""
 WAIT_S = 5.0
-"""So long an event may take from its marker to the log, before it is given up."""
+"""How long to wait after a marker for its event in the log before it counts as lost."""
 STEP_S = 0.02
-"""How exactly misses are told in time."""
+"""Time resolution of the misses."""
 LATE_SEQS = 64
-"""CPUs store their markers side by side: events may be out of order by no more than this."""
+"""Largest disorder of markers, which several CPUs store concurrently."""
 
 _OWNERS = (tracepoints.TABLE_ALLOC, tracepoints.TABLE_LINK, tracepoints.TABLE_MOVE)
-"""Kinds of events after which a table may be another's."""
+"""Kinds of events that may change the owner of a table."""
 
 _STORES, _UNEXPLAINED, _TOUCHED = range(3, 6)
-"""What is counted besides reads of the kinds `MISS`, `FAULT`, `PMD_READ`."""
+"""Further counters after the kinds of reads `MISS`, `FAULT` and `PMD_READ`."""
 
 
 @dataclass
 class Look:
-    """What came since the look before."""
+    """What arrived since the previous look."""
 
     accesses: int = 0
     misses: int = 0
     faulted: int = 0
-    """Walks that found an empty entry."""
+    """Walks that read an empty entry."""
     pmd_reads: int = 0
     stores: int = 0
     unexplained: int = 0
-    """Reads of what is no known table."""
+    """Reads outside of known tables."""
     lost_accesses: int = 0
     lost_blocks: int = 0
     lost_events: int = 0
-    """Of the kernel's log."""
+    """Events lost in the kernel's log."""
     stopped: bool = False
     """The capture has ended."""
     pages: list[Counted] = field(default_factory=list)
@@ -88,10 +88,10 @@ class Look:
 
 @dataclass
 class Counted:
-    """Misses of pages up to a moment, shape ``(pages,)`` each."""
+    """Misses by page up to a moment; arrays of shape ``(pages,)``."""
 
     time_ns: int
-    """Of the kernel, as far as markers tell it."""
+    """Kernel time, estimated from the markers."""
     mm: I64
     """Index into `Tail.mms`."""
     vaddr: U64
@@ -100,7 +100,7 @@ class Counted:
 
 
 class Tail:
-    """Follows a session. `waiting` accesses are read, but wait for the kernel's log."""
+    """Follows a session; `waiting` accesses wait for the kernel's log."""
 
     def __init__(
         self,
@@ -108,20 +108,20 @@ class Tail:
         clock: Callable[[], float] = time.monotonic,
         drain_per_s: float | None = None,
     ) -> None:
-        """Begin where the recording began; `clock` gives seconds.
+        """Begin at the start of the recording.
 
-        `drain_per_s`: records that leave the capture's buffer in a second, where it is modelled.
-        Raises `PtatError` where several boards have clocks of their own.
+        :param clock: returns seconds.
+        :param drain_per_s: records per second that leave the modelled capture buffer.
+        :raises PtatError: the session's boards have separate clocks.
         """
         if session.board.clocks != "one":
             raise PtatError(
-                f"{session.path}: boards with clocks of their own are put in order only when the"
-                " recording has ended",
-                "wait for its end",
+                f"{session.path}: boards with separate clocks are ordered only after the recording",
+                "wait until it ends",
             )
         region = session.region
         self.span = max(session.board.granularity_bytes // 8, 1)
-        """So many neighbouring pages a miss may be of."""
+        """Number of neighbouring pages that a miss may be of."""
         self.first_ticks: int | None = None
         self.last_ticks = 0
         self._session = session
@@ -153,11 +153,11 @@ class Tail:
         self._sums = np.zeros(6, np.int64)
         self._memory = ROOM.memory()
         self._drain_per_tick = drain_per_s and drain_per_s / session.channel.tick_hz
-        self._level = np.zeros(2)  # of the buffer, and when (ticks)
+        self._level = np.zeros(2)  # level of the buffer, and its time (ticks)
 
     @property
     def level(self) -> int:
-        """Records in the capture's buffer at the last of them, where it is modelled."""
+        """Records in the modelled capture buffer at the last record; 0 without a model."""
         return round(float(self._level[0]))
 
     @property
@@ -172,15 +172,15 @@ class Tail:
 
     @property
     def seconds(self) -> float:
-        """Bus time from the first record to the last that is counted."""
+        """Bus time from the first record to the last counted one, in seconds."""
         if self.first_ticks is None:
             return 0.0
         return (self.last_ticks - self.first_ticks) / self._session.channel.tick_hz
 
     def look(self) -> Look:
-        """Read on, to where the files end now.
+        """Read on to the current end of the files. Damaged blocks count as lost.
 
-        Raises `PtatError` where the kernel's log is damaged. Damaged blocks are lost ones.
+        :raises PtatError: the kernel's log is damaged.
         """
         found = Look()
         more = True
@@ -190,8 +190,8 @@ class Tail:
         return found
 
     def _read(self, found: Look) -> bool:
-        """Take up what was added to the files; whether there may be more."""
-        # The log first: no marker that is read then has its event in a page before these.
+        """Read what was added to the files; return whether there may be more."""
+        # Read the log first: the event of a marker read afterwards is in no earlier page.
         lost = self._log.lost_events
         for row in self._log.read().tolist():
             event = TableEvent(*row)
@@ -253,9 +253,9 @@ class Tail:
         sums[:] = 0
 
     def _seq(self, slot: int, slots: int) -> int | None:
-        """The event that a marker in `slot` announces; None: nothing is known of any."""
+        """Sequence number of the event that a marker in `slot` announces, or None if unknown."""
         if self._last_seq is None:
-            # The log of another CPU may be ahead by more events than there are slots.
+            # Another CPU's log may be ahead by more events than there are slots.
             first = self._start_seq
             if first is None and self._given_up_seq is not None:
                 first = min(self._events, default=None)
@@ -265,9 +265,9 @@ class Tail:
         return self._last_seq + ahead - (slots if ahead > slots - LATE_SEQS else 0)
 
     def _may_come(self, seq: int | None) -> bool:
-        """Whether to wait for an event that is not in the log."""
+        """Whether an event that is not in the log may still arrive."""
         if self._given_up_seq is not None and (seq or 0) <= self._given_up_seq:
-            return False  # with others that are lost
+            return False  # lost, together with others
         now = self._clock()
         if self._waiting_since is None:
             self._waiting_since = now
@@ -277,13 +277,13 @@ class Tail:
         return False
 
     def _has(self, seq: int | None) -> bool:
-        """The event is in the log, or was applied before."""
+        """Whether the event is in the log, or was applied before."""
         return seq is not None and (
             seq in self._events or (self._last_seq is not None and seq <= self._last_seq)
         )
 
     def _apply(self, seq: int | None, ticks: int, found: Look) -> None:
-        """Apply an event whose marker is seen, and those long before whose markers were not."""
+        """Apply the event of a marker, and older events whose markers were not seen."""
         if seq is None:
             return
         before = seq - LATE_SEQS if self._last_seq is not None else seq - 1
@@ -298,7 +298,7 @@ class Tail:
         self._last_seq = max(seq, self._last_seq or 0)
 
     def _walk(self, address: U64, write: npt.NDArray[np.bool_], start: int) -> int:
-        """Count reads from `start` up to the next marker; its index, or where the array ends."""
+        """Count reads from `start` up to the next marker; return its index, or the array's size."""
         t = self._rpt.tables
         if self._counts.size < t.state.size:
             for name, dtype in (("_counts", np.uint32), ("_touched", np.int64)):
@@ -312,7 +312,7 @@ class Tail:
         return int(at)
 
     def _harvest(self, found: Look, ticks: int) -> None:
-        """Say whose the counted slots are, as long as that is known."""
+        """Attribute the counted slots to pages, before their tables change."""
         n = int(self._sums[_TOUCHED])
         self._sums[_TOUCHED] = 0
         if not n:
@@ -347,7 +347,7 @@ class Tail:
 
 
 Accesses = tuple[U64, U64, npt.NDArray[np.bool_]]
-"""Time (ticks), address (bytes), whether it is a write."""
+"""Time (ticks), address (bytes), and direction (True: write)."""
 
 
 def _nothing() -> Accesses:
@@ -355,7 +355,7 @@ def _nothing() -> Accesses:
 
 
 class _Stream:
-    """One channel's file, which may not be there yet, nor any more."""
+    """One channel's file, which may not exist yet, or not any more."""
 
     def __init__(self, path: Path, channel: int) -> None:
         self._path = path
@@ -364,7 +364,7 @@ class _Stream:
         self._state = np.array([-1, 0, 0], np.int64)  # see `blocks`
 
     def read(self, found: Look) -> tuple[Accesses, bool]:
-        """Whole blocks that were added, and whether there may be more."""
+        """Accesses of the whole blocks that were added, and whether there may be more."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._blocks * wire.BLOCK_BYTES)
@@ -392,7 +392,7 @@ class _Stream:
 
 @jit
 def _fill(ticks: U64, drain_per_tick: float, level: npt.NDArray[np.float64]) -> None:
-    """Pass records through a buffer that empties evenly."""
+    """Pass records through a buffer that drains at a constant rate."""
     for now in ticks:
         level[0] = max(level[0] - (now - level[1]) * drain_per_tick, 0.0) + 1.0
         level[1] = now
@@ -408,9 +408,9 @@ def _walk(
     sums: I64,
     memory: RoomMemory,
 ) -> Integer:
-    """Count misses by slot up to the next marker, whose index is returned.
+    """Count misses by slot up to the next marker, and return its index.
 
-    `touched` lists the slots with counts; `sums` is indexed by the kind of a read and `_STORES` ….
+    `touched` lists the slots with counts; `sums` is indexed by the kind of a read, `_STORES` etc.
     """
     room = memory.room
     t, config = room.t, room.config
@@ -447,7 +447,7 @@ def _walk(
 
 
 def rows(pages: list[Counted]) -> dict[str, npt.NDArray[Any]]:
-    """All looks' pages as columns; `time_ns` is each row's."""
+    """Concatenate the pages of several looks; `time_ns` becomes a column."""
     columns: dict[str, npt.NDArray[Any]] = {}
     for name, dtype in (("mm", np.int64), ("vaddr", np.uint64), ("page_size_bytes", np.int64),
                         ("misses", np.int64)):  # fmt: skip

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What a session whose misses trap has missed since the last look, while it is being recorded.
+"""Counts the misses of a trap-mode session during its recording.
 
-Records name address space, page and time, so each is counted as soon as it is read. The kernel's
-log only adds the names of processes.
+Records name address space, page and time, so each counts as soon as it is read. The kernel's log
+only adds the names of processes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ptat_parser.live.follow import STEP_S, Counted, Look
 from ptat_parser.replay.page_tables import Mm
 
 READ_RECORDS = 1 << 18
-"""Of one CPU at a time: 12 MiB."""
+"""Records to read of one CPU at a time: 12 MiB."""
 
 
 class TrapTail:
-    """Follows a session; has what `follow.Tail` has."""
+    """Follows a session; has the interface of `follow.Tail`."""
 
     span = 1
-    """A record is about one page."""
+    """A record is of one page."""
     waiting = 0
     """Nothing waits for the kernel's log."""
     level = 0
     """No capture buffer is modelled."""
 
     def __init__(self, session: Session) -> None:
-        """Begin where the recording began."""
+        """Begin at the start of the recording."""
         self.mms: list[Mm] = []
         """The address spaces known so far."""
         self._index: dict[int, int] = {}
-        """Into `mms`, by the kernel's id."""
+        """Index into `mms`, by the kernel's id of the mm."""
         self._rings = [_Ring(session.path / ring.file) for ring in session.traps]
         self._log = LogTail(session.kernel_path)
         self._tsc_hz = session.kernel.tsc_hz
@@ -48,13 +48,13 @@ class TrapTail:
 
     @property
     def seconds(self) -> float:
-        """From the first record to the last."""
+        """Time from the first record to the last, in seconds."""
         if self._first_tsc is None:
             return 0.0
         return max(self._last_tsc - self._first_tsc, 0) / self._tsc_hz
 
     def look(self) -> Look:
-        """Read on, to where the files end now.
+        """Read on to the current end of the files.
 
         :raises PtatError: the kernel's log is damaged.
         """
@@ -77,7 +77,7 @@ class TrapTail:
         return index
 
     def _count(self, records: npt.NDArray[Any], found: Look) -> None:
-        """Count the records of one CPU, which are in order of time."""
+        """Count the records of one CPU, which are sorted by time."""
         first, last = int(records["tsc"][0]), int(records["tsc"][-1])
         self._first_tsc = first if self._first_tsc is None else min(self._first_tsc, first)
         self._last_tsc = max(self._last_tsc, last)
@@ -94,7 +94,7 @@ class TrapTail:
             missed = missed[stop:]
 
     def _pages(self, missed: npt.NDArray[Any], tsc: int) -> Counted:
-        """Misses by page, as of one moment."""
+        """Misses by page at the time `tsc`."""
         shift = page_shift(missed["flags"])
         key = np.empty(missed.size, [("mm", "<u8"), ("vaddr", "<u8"), ("size", "<i8")])
         key["mm"], key["vaddr"] = missed["mm"], missed["addr"] >> shift << shift
@@ -114,14 +114,14 @@ class TrapTail:
 
 
 class _Ring:
-    """One CPU's file, which may not be there yet."""
+    """One CPU's file, which may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records = 0
 
     def read(self) -> npt.NDArray[Any]:
-        """Whole records that were added, some at a time; none at the file's present end."""
+        """The next batch of whole records that were added; empty at the file's current end."""
         try:
             found: npt.NDArray[Any] = np.fromfile(
                 self._path, RECORD, READ_RECORDS, offset=self._records * RECORD.itemsize

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Bus time ↔ kernel time.
 
-Each marker store and its event are one moment seen by both clocks. The event is logged after
-the store, by a delay that varies but is never negative: the truth is the line *below* all
-pairs, found as the edge of their lower convex hull that spans the middle of the recording.
+A marker store and its event are one moment seen by both clocks. The event is logged after the
+store, with a delay that varies but is never negative. So the true relation is a line *below* all
+pairs; the fit takes the edge of their lower convex hull that spans the middle of the recording.
 
-An event of an entry is logged before the entry is stored to the region: the truth is *above* all
-of these pairs (`entry_pairs`). The room between the two is the error that is reported. Delays of
-both kinds are modelled as exponential: the most likely line leaves the least sum of delays, each in
-units of its kind's median delay.
+An entry event is logged before the entry is stored to the region, so the true line is *above* all
+of these pairs (`entry_pairs`). The gap between the two bounds is the reported error. Delays of both
+kinds are modelled as exponential: the most likely line minimises the sum of delays, each in units
+of its kind's median delay.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import numpy.typing as npt
 from ptat_parser.formats.session import MARKER_DELAY_NS
 
 DRIFT_MAX = 1e-3
-"""No crystal drifts more: the pairs are too few to tell, or the kernel's frequency is wrong."""
+"""Largest plausible drift. Beyond it, the pairs are too few or the kernel's frequency is wrong."""
 
 SEARCH_STEPS = 100
-"""Each leaves two thirds of an interval: all digits that a float has."""
+"""Each step leaves two thirds of the interval; this many exhaust a float's precision."""
 
 
 class Pairs(NamedTuple):
-    """Moments that both clocks saw: bus time (ticks) and kernel time (cycles), shape ``(pairs,)``.
+    """Pairs of bus time (ticks) and kernel time (cycles) of the same moment, shape ``(pairs,)``.
 
-    In which order the two were taken is another matter: see the module.
+    Which of the two is the earlier depends on the kind of pair: see the module.
     """
 
     ticks: npt.NDArray[np.uint64]
@@ -47,11 +47,11 @@ NO_PAIRS = Pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
 class Clock:
     """A linear map between the two clocks.
 
-    `origin_ticks` of the bus is `origin_cycles` of the kernel's clock; `cycles_hz` is that clock's
-    frequency, as the kernel has it unless `miscalibrated`; `residual_ns` is the median delay
-    between a marker's store and its event. `pairs` of markers and `entry_pairs` of entries tell
-    the clocks' relation; `error_ns` says how far from this another could be, at either end of the
-    recording, that no pair contradicts, None where only markers tell.
+    `origin_ticks` of the bus corresponds to `origin_cycles` of the kernel's clock. `cycles_hz` is
+    the frequency of the kernel's clock: the kernel's own value unless `miscalibrated`.
+    `residual_ns` is the median delay from a marker's store to its event. `pairs` and `entry_pairs`
+    count the markers and entries used. `error_ns` bounds the error at either end of the recording,
+    and is None without entry pairs.
     """
 
     origin_ticks: int
@@ -82,7 +82,7 @@ class Clock:
 
     @property
     def error_ticks(self) -> int:
-        """So many bus ticks the two may be apart, as far as the pairs tell."""
+        """Bound of the clocks' error in bus ticks, as far as the pairs show."""
         error_ns = self.residual_ns if self.error_ns is None else self.error_ns
         return round(error_ns / self.ns_per_tick)
 
@@ -93,7 +93,7 @@ class Clock:
         return result
 
     def ns(self, ticks: int) -> int:
-        """The same of one time."""
+        """Convert one time."""
         return int(self.to_ns(np.array([ticks], np.uint64))[0])
 
     def to_ticks(self, cycles: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -104,16 +104,16 @@ class Clock:
         return found
 
     def to_cycles(self, ticks: int) -> int:
-        """A bus tick → kernel clock cycles, to a tick or so."""
+        """A bus tick → kernel clock cycles, accurate to about a tick."""
         return self.origin_cycles + math.floor((ticks - self.origin_ticks) * self.cycles_per_tick)
 
     @classmethod
     def from_summary(cls, summary: dict[str, Any]) -> Clock:
-        """The clock that wrote `summary`: its `to_ns` gives the very same values."""
+        """The clock that wrote `summary`; its `to_ns` returns identical values."""
         return cls(**{field.name: summary[field.name] for field in fields(cls)})
 
     def summary(self) -> dict[str, Any]:
-        """For ``summary.json``."""
+        """The clock as a part of ``summary.json``."""
         return asdict(self) | {"offset_ns": self.offset_ns}
 
 
@@ -127,9 +127,9 @@ def fit(
 ) -> Clock:
     """Fit the clock to marker pairs, shape ``(pairs,)`` each; without any, time starts at 0.
 
-    `entries` are pairs of entry events and stores. Where the pairs contradict `cycles_hz` (a kernel
-    that measured its TSC on a busy host), the board's `tick_hz` is believed. They do if the median
-    delay would exceed `delay_max_ns`.
+    `entries` are pairs of entry events and stores. If the median delay would exceed `delay_max_ns`,
+    the pairs contradict `cycles_hz` (the kernel measured its TSC on a busy host), and the fit
+    trusts the board's `tick_hz` instead.
     """
     nominal = cycles_hz / tick_hz
     if ticks.size == 0:
@@ -184,7 +184,7 @@ def _edge_below(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple
 
 
 def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Indices of the points, sorted by `x`, that no line between others runs below."""
+    """Indices of the lower convex hull of the points, which are sorted by `x`."""
     xs, ys = x.tolist(), y.tolist()
     hull: list[int] = []
     for i, (at, value) in enumerate(zip(xs, ys, strict=True)):
@@ -198,7 +198,7 @@ def _lower_hull(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> npt.N
 
 
 class _Edge:
-    """Points that the clock is below of, or `above`."""
+    """Points that bound the clock's line from above, or from below if `above`."""
 
     def __init__(
         self, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], above: bool = False
@@ -212,11 +212,11 @@ class _Edge:
         self.ends = float(x[0]), float(x[-1])
 
     def intercept(self, slope: float) -> float:
-        """Of the line of this slope that touches the points."""
+        """Intercept of the line of this slope that touches the points."""
         return float(self._sign * (self._y - self._sign * slope * self._x).min())
 
     def likelihood(self, slope: float) -> Callable[[float], float]:
-        """The likelihood of slopes, as logarithm; `slope` is near the truth."""
+        """Log-likelihood as a function of the slope; `slope` is near the true one."""
         x, y = self.points
         mean = float(x.mean())
         delay = y - self._sign * (slope * x + self.intercept(slope))
@@ -225,10 +225,11 @@ class _Edge:
 
 
 def _between(below: _Edge, above: _Edge, near: float, most: float) -> tuple[float, float]:
-    """The most likely slope of a line below the one and above the other points, up to `most`.
+    """The most likely slope, at most `most`, of a line between the two sets of points.
 
-    And how far such a line may be from the one that touches those it is below. Where there is none,
-    the slope is the most likely of all, and that is how far they contradict each other.
+    Also returns the largest distance of such a line from the line that touches `below`. If no line
+    fits between the sets, the slope is the most likely of all, and the distance is by how much the
+    sets contradict each other.
     """
 
     def room(slope: float) -> float:
@@ -239,7 +240,7 @@ def _between(below: _Edge, above: _Edge, near: float, most: float) -> tuple[floa
         least, most = (_zero(room, widest, end) for end in (-most, most))
     else:
         least = -most
-    for _ in range(5):  # the usual delays depend on the slope, a little
+    for _ in range(5):  # the median delays depend slightly on the slope
         of_below, of_above = below.likelihood(near), above.likelihood(near)
         near = _maximum(lambda s, a=of_below, b=of_above: a(s) + b(s), least, most)  # type: ignore[misc]
     if room(widest) < 0:
@@ -258,7 +259,7 @@ def _between(below: _Edge, above: _Edge, near: float, most: float) -> tuple[floa
 
 
 def _maximum(of: Callable[[float], float], low: float, high: float) -> float:
-    """Where a concave function is highest."""
+    """Argument of the maximum of a concave function."""
     for _ in range(SEARCH_STEPS):
         third = (high - low) / 3
         if of(low + third) < of(high - third):
@@ -269,7 +270,7 @@ def _maximum(of: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _zero(of: Callable[[float], float], inside: float, outside: float) -> float:
-    """Where a function ceases to be positive between two places; the latter if it does not."""
+    """Where a function stops being positive between `inside` and `outside`, or `outside`."""
     if of(outside) >= 0:
         return outside
     for _ in range(SEARCH_STEPS):

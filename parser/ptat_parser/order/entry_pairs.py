@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Pairs of entry events and stores, which tie the clocks together besides the markers.
+"""Pairs of entry events and their stores, which relate the clocks in addition to the markers.
 
-The kernel logs an entry and then stores it to the region: the bus sees the store of that slot a
-little later. Which store is an event's is certain where nothing else happens to the line for a
-while, no other event, no other store, and no event before still waits for its store.
+The kernel logs an entry and then stores it to the region, so the bus shows the store a little
+later. A store certainly belongs to an event if the line has no other event and no other store for a
+while, and no earlier event still waits for its store.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from ptat_parser.order.clock import NO_PAIRS, Clock, Pairs
 U64 = npt.NDArray[np.uint64]
 
 ALONE_S = 50e-6
-"""An event and its store are not further from each other, and other ones of the line are."""
+"""Maximum distance between an entry event and its store; other events and stores of the line must
+be farther away."""
 
 EVENTS_MAX = 1 << 14
 STORES_MAX = 1 << 20
-"""More of them would not make the clocks any better."""
+"""Most stores to keep; more do not improve the clocks."""
 
 _NEAR_MASK = np.uint64((1 << 18) - 1)
-"""Lines that are alike in these bits may be the same."""
+"""Bits that index a table of candidate lines; lines that differ in them are different."""
 
 
 class EntryPairs:
-    """The stores of lines that entry events name, noted while the stream goes by."""
+    """Collects the stores to lines of entry events during the first pass."""
 
     def __init__(self, session: Session, log: KernelLog) -> None:
         region = session.region
@@ -41,7 +42,7 @@ class EntryPairs:
         granularity = np.uint64(session.board.granularity_bytes)
 
         def events() -> Iterator[tuple[U64, U64]]:
-            """Line and time of all in the region, some at a time; those of tables first."""
+            """Yields line and time of the events in the region, in batches; table events first."""
             tables = log.tables[np.argsort(log.tables["time"], kind="stable")]
             entries = log.timed.batches() if log.timed.entries else ()
             for some in itertools.chain([tables], entries):
@@ -70,11 +71,11 @@ class EntryPairs:
         self._noted = 0
 
     def note(self, ticks: U64, address: U64) -> None:
-        """Stores of the stream."""
+        """Add stores of the stream."""
         if self._noted >= STORES_MAX or not self._lines.size:
             return
         line = address // self._granularity
-        near = self._near[line & _NEAR_MASK]  # few are; the others need not be searched for
+        near = self._near[line & _NEAR_MASK]  # drops most stores before the search
         line, ticks = line[near], ticks[near]
         at = np.minimum(np.searchsorted(self._lines, line), self._lines.size - 1)
         wanted = np.flatnonzero(self._lines[at] == line)[: STORES_MAX - self._noted]
@@ -82,21 +83,21 @@ class EntryPairs:
         self._noted += wanted.size
 
     def pairs(self, clock: Clock) -> Pairs:
-        """Those that are certain; `clock` is right to half of `ALONE_S`."""
+        """The pairs that are certain; `clock` must be right to half of `ALONE_S`."""
         if not self._noted:
             return NO_PAIRS
         event_line, cycles = self._events
         store_line, store_ticks = (np.concatenate(c) for c in zip(*self._stores, strict=True))
         line = np.concatenate([event_line, store_line])
-        # An event comes before its store, also where the clock is wrong.
+        # Place each event before its store even if the clock is off.
         event_ticks = clock.to_ticks(cycles).astype(np.float64) - self._alone_ticks / 2
         ticks = np.concatenate([event_ticks, store_ticks.astype(np.float64)])
         order = np.lexsort((ticks, line))
         line, ticks, is_event = line[order], ticks[order], order < cycles.size
         begins = np.concatenate([[True], line[1:] != line[:-1], [True]])
-        gap = np.concatenate([[0], np.diff(ticks), [0]])  # before each, and after the last
+        gap = np.concatenate([[0], np.diff(ticks), [0]])  # time before each, and after the last
         gap[begins] = np.inf
-        waits = np.concatenate([[False], is_event[:-1]]) & ~begins[:-1]  # the one before it
+        waits = np.concatenate([[False], is_event[:-1]]) & ~begins[:-1]  # the previous event
         found = np.flatnonzero(is_event[:-1] & ~waits[:-1] & (gap[:-2] > self._alone_ticks))
         found = found[
             ~is_event[found + 1]

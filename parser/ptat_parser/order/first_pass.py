@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""First pass over a capture stream: is it whole, and where are the markers?"""
+"""First pass over a capture stream: finds losses, marks, stores and markers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ptat_parser.order.entry_pairs import EntryPairs
 from ptat_parser.order.markers import MarkerStores
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a step, what is done and the total, in blocks."""
+"""Called with the name of a step, and the finished and total number of blocks."""
 
 INTERVALS_MAX = 1 << 16
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """Show nothing."""
+    """Ignore progress."""
 
 
 @dataclass
 class Losses:
-    """Accesses that did not reach the stream. `blocks` held an unknown number of them.
+    """Accesses that did not reach the stream; lost `blocks` held an unknown number of them.
 
-    `intervals`: since when and until when, in ticks, of each loss.
+    `intervals`: start and end of each loss in ticks.
     """
 
     records: int = 0
@@ -48,7 +48,7 @@ class Losses:
         return bool(self.records or self.blocks)
 
     def add_interval(self, since_ticks: int, until_ticks: int) -> None:
-        """Note when a loss was; of very many, the last ones become one."""
+        """Add the interval of a loss; beyond a limit, extends the last interval instead."""
         if len(self.intervals) == INTERVALS_MAX:
             since, until = self.intervals.pop()
             since_ticks, until_ticks = min(since, since_ticks), max(until, until_ticks)
@@ -56,7 +56,7 @@ class Losses:
 
 
 class FirstAccess(NamedTuple):
-    """The first access of a chunk: its number in the stream, and what it is."""
+    """The first access of a chunk, with its number in the stream."""
 
     number: int
     ticks: int
@@ -66,7 +66,7 @@ class FirstAccess(NamedTuple):
 
 @dataclass
 class Survey:
-    """What the stream holds. Times in ticks."""
+    """Contents of the stream. Times are in ticks."""
 
     stores: MarkerStores
     losses: Losses = field(default_factory=Losses)
@@ -79,7 +79,7 @@ class Survey:
     decode_errors: int = 0
     decoded_ticks: int = 0  # time of the last decode error
     sampled_one_in: int = 1
-    chunks: list[FirstAccess | None] = field(default_factory=list)  # of the reader
+    chunks: list[FirstAccess | None] = field(default_factory=list)  # by chunk of the reader
 
 
 def survey(
@@ -88,10 +88,11 @@ def survey(
     progress: Progress = no_progress,
     entry_stores: EntryPairs | None = None,
 ) -> Survey:
-    """Find what the stream holds besides reads, which its index tells or a pass over all of it.
+    """Find everything in the stream except the reads, from its index or by a pass over all of it.
 
-    `entry_stores` is shown the stores. Raises `ParseError` for a damaged stream and for one that
-    is of another region.
+    `entry_stores` receives the stores.
+
+    :raises ParseError: the stream is damaged, or its accesses are outside of `region`.
     """
     base, size_bytes = np.uint64(region.base), np.uint64(region.size_bytes)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Times at which lines were accessed, to be looked up by line and time."""
+"""Accesses of lines, for lookup by line and time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIME_MASK = (1 << _TIME_BITS) - 1
 class LineTimes:
     """Accesses sorted by line, then time; `order` are their indices in the given arrays.
 
-    Times are less than 2^46 ticks, a look-up's may be outside of that.
+    Times are less than 2^46 ticks; the times of lookups may be larger.
     """
 
     def __init__(self, line: I64, time: I64) -> None:
@@ -27,11 +27,11 @@ class LineTimes:
         self.time = time[self.order]
 
     def first_from(self, line: I64, time: I64) -> I64:
-        """Place in the sorted order of the first access of each line at or after a time, or -1."""
+        """Index in the sorted order of each line's first access at or after a time, or -1."""
         return self._place(line, time, 0)
 
     def last_before(self, line: I64, time: I64) -> I64:
-        """Place of the last access of each line before a time, or -1."""
+        """Index in the sorted order of each line's last access before a time, or -1."""
         return self._place(line, time, -1)
 
     def _place(self, line: I64, time: I64, step: int) -> I64:

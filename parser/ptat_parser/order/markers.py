@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Finds each table event's place in the bus stream.
+"""Finds the position of each table event in the bus stream.
 
 The kernel stores an event's sequence number to marker slot ``seq mod slots`` right before the
-change that the event announces. The address of that store on the bus tells ``seq`` modulo the
-number of slots, and the one candidate near what is expected next is the event.
+change that the event announces. The address of that store gives ``seq`` modulo the number of slots;
+the only candidate near the next expected ``seq`` is the event.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BY_TIME = -2
 class MarkerStores:
     """Stores to the marker area, in bus order, shape ``(stores,)``.
 
-    `position`: index among all accesses of the stream; `after_loss`: accesses were lost
-    between this store and the one before.
+    `position`: index among all accesses of the stream; `after_loss`: accesses were lost between
+    the previous store and this one.
     """
 
     position: I64
@@ -39,12 +39,12 @@ class MarkerStores:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the table events belong.
+    """Positions of the table events.
 
-    `position` (int64, one for each event): index among the accesses of the stream,
-    `APPLY_FIRST` for events before the recording, `BY_TIME` where the marker was lost;
-    `marker_ticks` (uint64, one for each event): when its marker was, 0 if it was lost.
-    `event` and `store` are the matched pairs (indices), for the clocks.
+    `position` (int64, per event): index among all accesses, `APPLY_FIRST` for an event
+    before the recording, `BY_TIME` if the marker was lost. `marker_ticks` (uint64, per event): time
+    of the marker, or 0 if it was lost. `event` and `store`: indices of the matched pairs, for the
+    clocks.
     """
 
     position: I64
@@ -63,7 +63,7 @@ def place(
 ) -> Placement:
     """Match the table events (`kernel_log.TABLE_EVENT`, sorted by seq) with marker stores.
 
-    Events before the first matched one or before the recording's START are applied first.
+    Events before the first match or before the recording's START get `APPLY_FIRST`.
     """
     seqs = tables["seq"].astype(np.int64)
     index_of = {seq: i for i, seq in enumerate(seqs.tolist())}
@@ -83,7 +83,7 @@ def place(
     )
     for i, (ticks, slot, after_loss) in enumerate(rows):
         if after_loss and last is not None:
-            # How many markers were lost is unknown: ask the clocks where we are.
+            # An unknown number of markers was lost: estimate the position from the clocks.
             now = last[1] + (ticks - last[0]) * cycles_per_tick
             near = min(int(np.searchsorted(times, now)), len(times) - 1)
             expected = int(seqs[by_time[near]])
@@ -116,9 +116,9 @@ def place(
 
 
 def before_next(tables: npt.NDArray[Any], placed: Placement) -> tuple[U64, U64]:
-    """Bus times of markers, and kernel times of the events before them on the same CPU.
+    """Bus times of markers, and kernel times of the previous event on the same CPU.
 
-    An event is logged before its CPU marks the next one: of these pairs, bus time is the later.
+    A CPU logs an event before it stores its next marker, so the bus time of a pair is the later.
     """
     rows = np.flatnonzero(placed.marker_ticks)
     rows = rows[np.lexsort((tables["seq"][rows], tables["cpu"][rows]))]

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Makes a capture behind a memory controller one in program order, for the replay.
+"""Rebuilds program order from a capture behind a memory controller, for the replay.
 
 A controller queues stores and answers reads from its queue (`board.contract` in session.json), so
-the DIMM's bus lacks some accesses, has others twice, and shows stores late. What it does show, and
-the kernel's log, tell what the CPUs did::
+the DIMM's bus lacks some accesses, has others twice, and shows stores late. The CPUs' accesses are
+rebuilt from the bus and the kernel's log::
 
     RD ─ scrub ─ marker loads ─ underfills (the last RD of a line before its WR) ─ walks
     WR ─ until when each logged store was in the queue (`write_windows`)
     log ─ stores, each at its event's time ─ faults ─ walks that the queue answered (inferred)
 
 The result has a store for each entry event, a marker store for each marker load, and a read for
-each walk that was seen or inferred. What remains uncertain is counted: `Found`.
+each walk that was seen or inferred. Uncertain cases are counted in `Found`.
 
-All of a capture is in memory here. Bus times are ticks since its first record.
+The whole capture is in memory. Bus times are ticks since its first record.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 LINE_BYTES = 64
-"""Of a DIMM: what a controller queues."""
+"""A line of the DIMM: the unit of the controller's queue."""
 WRITE_AHEAD_S = 0.2e-6
-"""A WR may seem to be so much earlier than its store, as far as clocks go."""
+"""How far the clocks may place a WR before its store."""
 SCRUB_LATE_S = 50e-6
-"""A read of patrol scrub may be so late: reads and writes of the CPUs come first."""
+"""Largest delay of a scrub read; the CPUs' accesses take priority."""
 
 
 @dataclass
 class Found:
-    """What was found on the bus, and what was not; see docs/formats.md, `controller`."""
+    """Counts of what the bus showed and hid; see `controller` in docs/formats.md."""
 
     writes: int = 0
     stores: int = 0
@@ -79,14 +79,14 @@ class Found:
 
 
 class Marks(NamedTuple):
-    """Accesses of one kind: when, and of what address."""
+    """Times and addresses of accesses of one kind."""
 
     time: I64
     address: U64
 
 
 class Stream(NamedTuple):
-    """A capture in arrays, with what else is in it."""
+    """A capture as arrays: accesses, losses and marks."""
 
     time: I64
     address: U64
@@ -97,12 +97,12 @@ class Stream(NamedTuple):
 
 
 def is_needed(session: Session) -> bool:
-    """Whether the capture is not what the CPUs did, with markers that are stores."""
+    """Whether program order must be rebuilt before the replay."""
     return not session.board.contract.is_program_order or session.region.markers != "store"
 
 
 def read_stream(reader: Reader) -> Stream:
-    """All of a capture."""
+    """Read all of a capture."""
     chunks = list(reader)
     lost = [lost for chunk in chunks for lost in chunk.lost]
     marks = [mark for chunk in chunks for mark in chunk.marks]
@@ -120,9 +120,9 @@ def read_stream(reader: Reader) -> Stream:
 
 
 def in_program_order(session: Session, reader: Reader, log: KernelLog, target: BinaryIO) -> Found:
-    """Write the capture to a binary file `target`, as the CPUs made it.
+    """Write the capture in program order to the binary file `target`.
 
-    :raises BadInput: what the log must have was not recorded.
+    :raises BadInput: the log lacks required events.
     """
     contract = session.board.contract
     _require_events(session)
@@ -189,7 +189,7 @@ def _underfills(
     """Which accesses are underfill reads."""
     result = np.zeros(stream.time.size, np.bool_)
     rows = np.flatnonzero(kinds.walk)
-    # Reads of a line whose store was not written before the end.
+    # Reads of a line whose store was still queued at the end.
     pending = (until == STILL_QUEUED) & contract.forwarding
     result[rows], found.writes_without_underfill = underfills(
         kinds.line[rows],
@@ -204,7 +204,7 @@ def _underfills(
 
 
 class _KindsOf(NamedTuple):
-    """What each access is: the line it is of, and one of four."""
+    """The line and the kind of each access; a kind is one of four masks."""
 
     line: I64
     scrub: Bools
@@ -241,7 +241,7 @@ def _kinds(session: Session, stream: Stream, log: KernelLog) -> _KindsOf:
 
 
 def _table_pages(region: Region, log: KernelLog) -> I64:
-    """Pages of the region that hold a table some time."""
+    """Pages of the region that ever hold a table."""
     addresses = np.concatenate([log.tables["pa"], log.tables["slot_pa"]])
     offset = addresses - np.uint64(region.base)
     return np.unique(offset[offset < np.uint64(region.size_bytes)] >> np.uint64(12)).astype(
@@ -252,7 +252,7 @@ def _table_pages(region: Region, log: KernelLog) -> I64:
 def _clock(
     session: Session, stream: Stream, marker: Marks, log: KernelLog
 ) -> tuple[clock.Clock, U64]:
-    """The clocks' relation as markers tell it, and when each table event's marker was, or 0."""
+    """The clock fitted to the markers, and the time of each table event's marker, or 0."""
     region = session.region
     slot = (marker.address - np.uint64(region.base)) // np.uint64(region.marker_stride_bytes)
     ticks = marker.time.view(np.uint64) + np.uint64(stream.start_ticks)
@@ -275,7 +275,7 @@ def _clock(
 def _of_log(
     session: Session, stream: Stream, log: KernelLog, fitted: clock.Clock, marker_ticks: U64
 ) -> tuple[Stores, Pages, Links]:
-    """The log's stores, faults and links in ticks of the stream, each in order of time."""
+    """The log's stores, faults and links, each sorted by time in ticks of the stream."""
     region = session.region
     tables, timed = log.tables, log.timed.between()
     ticks = np.where(marker_ticks > 0, marker_ticks, fitted.to_ticks(tables["time"].copy()))
@@ -341,7 +341,7 @@ def _walks(
     log: KernelLog,
     marker_ticks: U64,
 ) -> Walks:
-    """The walks that were seen, each with whose table it read."""
+    """The walks on the bus, each with the address space of its table."""
     tables = log.tables
     spaces = _spaces(log)
     given = np.isin(tables["kind"], (tracepoints.TABLE_ALLOC, tracepoints.TABLE_LINK))
@@ -358,12 +358,12 @@ def _walks(
 
 
 def _spaces(log: KernelLog) -> U64:
-    """All address spaces of the log; their places here are their numbers."""
+    """All address spaces of the log; their indices serve as numbers."""
     return np.unique(np.concatenate([log.tables["mm"], log.timed.between()["mm"]]))
 
 
 def _write(target: BinaryIO, stream: Stream, parts: list[tuple[Marks, Bools | bool]]) -> None:
-    """Write accesses, put in order of time, and what else is in the stream."""
+    """Write accesses sorted by time, with the stream's losses and marks."""
     time = np.concatenate([part.time for part, _ in parts])
     address = np.concatenate([part.address for part, _ in parts])
     write = np.concatenate([np.broadcast_to(is_write, part.time.shape) for part, is_write in parts])

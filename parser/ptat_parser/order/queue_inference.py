@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Infers the walks that a controller answered from its queue, of which the bus shows nothing.
+"""Infers the walks that a controller answered from its queue and the bus does not show.
 
-A walk that faults is answered there if a store of its line waits, usually a neighbour's. Else it
-is the last read of the line before the fault's event.
+The queue answers a faulting walk if a store to its line, usually to a neighbour's entry, is queued.
+Otherwise the walk is the last read of the line before the fault's event.
 
-After a fault and the handler's store to the entry, the access walks again: for certain, as the TLB
-holds nothing of a walk that faulted. It is what its thread does next. So if the address space walks
-more than an instruction needs, or faults again, before the line is read after its WR, the queue
-answered the retry. With several CPUs, other threads may do that too: a read soon after the store
-is the retry then. Where this is not certain it is counted as in doubt.
+After a fault and the handler's store to the entry, the access certainly walks again, because the
+TLB caches nothing of a walk that faulted, and the thread retries it next. So the queue answered the
+retry if the address space walks more than one instruction needs, or faults again, before the line
+is read after its WR. With several CPUs, other threads may cause these walks; then a read soon after
+the store is the retry. Uncertain cases are counted as in doubt.
 
-Other walks of a line in the queue leave no trace. A page can have had one if its entry was stored
-since its last walk, or if its TLB entry can have been evicted: `possible`.
+Other walks of a queued line leave no trace. A page may have had one if its entry was stored since
+its last walk, or if its TLB entry may have been evicted: `possible`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ Bools = npt.NDArray[np.bool_]
 
 LINE_BYTES, WORD_BYTES = 64, 8
 HANDLER_MAX_S = 0.05
-"""A store so long after a fault is not its handler's."""
+"""Longest time from a fault to its handler's store."""
 LAG_MAX_S = 50e-6
-"""A fault's event, and a retry after its store, usually come sooner than this."""
+"""Usual bound of the delay of a fault's event, and of a retry after its store."""
 WALKS_MAX = 3
-"""An instruction that is retried after its thread waited needs so many walks besides: its code,
-and other operands.
-"""
+"""Further walks that a retried instruction may need after its thread waited: for its code and other
+operands."""
 
 
 class Pages(NamedTuple):
-    """Moments in the life of pages, in order of time: whose, the number of the page, when."""
+    """Events of pages sorted by time: address space, page number, time."""
 
     mm: I64
     page: I64
@@ -48,9 +47,9 @@ class Pages(NamedTuple):
 
 
 class Links(NamedTuple):
-    """When tables were linked, in order of time, and the addresses of the entries.
+    """Links of tables sorted by time, with the addresses of the entries.
 
-    `page`: number of the first 4 KiB page that the table serves; `level`: of the table.
+    `page`: number of the first 4 KiB page that the table serves; `level`: the table's level.
     """
 
     mm: I64
@@ -61,9 +60,9 @@ class Links(NamedTuple):
 
 
 class Walks(NamedTuple):
-    """Reads by walks that were seen, in order of time.
+    """Reads by walks on the bus, sorted by time.
 
-    `mm`: whose table, -1 where unknown; `ends`: an entry of a PTE table.
+    `mm`: address space of the table, or -1 if unknown; `ends`: reads of PTEs, which end a walk.
     """
 
     time: I64
@@ -73,7 +72,7 @@ class Walks(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Walks that were inferred: when, about, and the address of the entry."""
+    """Inferred walks: approximate time, and address of the entry."""
 
     time: I64
     address: npt.NDArray[np.uint64]
@@ -84,19 +83,19 @@ NO_READS = Reads(np.empty(0, np.int64), np.empty(0, np.uint64))
 
 @dataclass
 class Inferred:
-    """What `infer` found."""
+    """The result of `infer`."""
 
     retries: Reads
     faults: Reads
     in_doubt: int
-    """Retries that may have been answered, though a read of the line came soon after the WR."""
+    """Retries that the queue may have answered, although the line was read soon after the WR."""
     possible: int
-    """Further misses, at the most."""
+    """Upper bound of further misses."""
 
 
 class _Known(NamedTuple):
-    """Faults that a store followed, in order of time: when, whose, the store's row, and the entry
-    that the walk ended at.
+    """Faults followed by a store, sorted by time: time, address space, the store's row, and the
+    address of the entry where the walk ended.
     """
 
     time: I64
@@ -107,9 +106,10 @@ class _Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Queue:
-    """Stores, when each was written, and whether a queued line answers all reads of it.
+    """Stores and the times at which they left the queue.
 
-    `whole_lines`: underfill makes lines in the queue whole; else only stored words are known.
+    `whole_lines`: underfill completes queued lines, so they answer reads of any word; otherwise
+    they answer only reads of stored words.
     """
 
     stores: Stores
@@ -117,7 +117,7 @@ class Queue:
     whole_lines: bool
 
     def last_before(self, address: npt.NDArray[np.uint64], time: I64) -> tuple[I64, I64]:
-        """When the last store before a time that may answer a read of an address came and went."""
+        """Time and write time of the last store before `time` that may answer a read."""
         unit = np.uint64(LINE_BYTES if self.whole_lines else WORD_BYTES)
         stores = self.stores
         units = LineTimes((stores.address // unit).astype(np.int64), stores.time)
@@ -135,7 +135,7 @@ class Queue:
 def infer(
     walks: Walks, queue: Queue, faults: Pages, links: Links, tick_hz: float, cpus: int
 ) -> Inferred:
-    """Infer the walks that the queue answered."""
+    """Infer the walks that the queue answered; times are in ticks."""
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
     answered, faulted = _answered_faults(walks, queue, known, LAG_MAX_S * tick_hz)
     others = np.ones(walks.time.size, np.bool_)
@@ -150,7 +150,7 @@ def _key(mm: I64, page: I64, shift: int) -> I64:
 
 
 def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) -> _Known:
-    """The faults, each with the store that made its page present; the last before each store."""
+    """Each fault with the store that made its page present; only the last fault per store."""
     store = np.full(faults.time.size, -1, np.int64)
     for pages, shift in ((1, 0), (512, 9)):
         rows = np.flatnonzero(stores.present & (stores.pages == pages))
@@ -160,7 +160,7 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
         sooner = (row >= 0) & ((store < 0) | (stores.time[row] < stores.time[store]))
         store = np.where(sooner, row, store)
     near = (store >= 0) & (stores.time[store] - faults.time <= longest)
-    # Of several faults before one store the last is retried.
+    # The last of several faults before one store is retried.
     last = np.append(store[1:] != store[:-1], True)
     chosen = np.flatnonzero(near & last)
     time, store = faults.time[chosen], store[chosen]
@@ -171,7 +171,7 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
         key = _key(faults.mm[chosen], faults.page[chosen], shift)
         place = linked.first_from(key, time)
         there = (place >= 0) & ((linked.time[place] if rows.size else 0) <= stores.time[store])
-        # The walk ended at the entry that the handler linked a table to.
+        # The walk ended at the entry to which the handler linked a table.
         address[there] = links.address[rows[linked.order[place[there]]]]
     return _Known(time, faults.mm[chosen], store, address)
 
@@ -179,14 +179,14 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
 def _answered_faults(
     walks: Walks, queue: Queue, known: _Known, longest: float
 ) -> tuple[Reads, I64]:
-    """The walks that faulted and were answered by the queue, and which seen walks faulted."""
+    """The faulting walks that the queue answered, and the indices of seen walks that faulted."""
     line = (known.address // np.uint64(LINE_BYTES)).astype(np.int64)
     before, written = queue.last_before(known.address, known.time)
     by_line = LineTimes(walks.line, walks.time)
     place = by_line.last_before(line, known.time)
     seen = np.where(place >= 0, by_line.time[place] if by_line.size else 0, -STILL_QUEUED)
     answered = (written > known.time - longest) & (seen < written)
-    # A read before the store, which is seen late, or much too early is another's.
+    # A read before an earlier store was written, or long before the fault, is another walk's.
     usual = ~answered & (seen > np.maximum(written, before)) & (known.time - seen < longest)
     lag = np.int64(np.median((known.time - seen)[usual])) if np.any(usual) else np.int64(1)
     time = np.minimum(np.maximum(known.time - lag, before + 3), known.time - 1)
@@ -204,15 +204,15 @@ def _retries(
 ) -> tuple[Reads, int]:
     """The retries that the queue answered, and how many are in doubt.
 
-    :param others: which walks did not fault.
-    :param usual: what a retry takes at the most, in ticks; the number of CPUs.
+    :param others: mask of the walks that did not fault.
+    :param usual: longest usual time of a retry in ticks, and the number of CPUs.
     """
     longest, cpus = usual
     stores = queue.stores
     since, written = stores.time[known.store], queue.until[known.store]
     rows = np.flatnonzero(others)
     by_line = LineTimes(walks.line[rows], walks.time[rows])
-    # While the store is in the queue, no read of it is on the bus.
+    # The bus shows no read of the line while the store is queued.
     place = by_line.first_from(stores.line[known.store], np.maximum(since, written))
     read = np.where(place >= 0, by_line.time[place] if by_line.size else 0, STILL_QUEUED - 1)
     ends = walks.ends
@@ -221,7 +221,7 @@ def _retries(
     queued = written > since
     early = (lived <= WALKS_MAX) & (faulted == 0)
     answered = queued & ~early
-    # The first walk after all, or one of another instruction.
+    # Either the retry itself, or a walk of another instruction.
     in_doubt = queued & early & (lived > 0)
     if cpus > 1:
         soon = read - since <= longest
@@ -232,16 +232,16 @@ def _retries(
 
 
 def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
-    """How many of the times of each address space are after one time and before another."""
+    """Number of each address space's times between `since` and `until`, both excluded."""
     first, last = times.first_from(mm, since + 1), times.last_before(mm, until)
     return np.where((first >= 0) & (last >= first), last - first + 1, 0)
 
 
 def _possible(walks: Walks, queue: Queue, known: _Known, faults: Pages, retries: Reads) -> int:
-    """How many further misses the queue may have answered.
+    """Upper bound of further misses that the queue may have answered.
 
-    A page whose entry was stored without a fault, as those around a page that faulted are, may be
-    walked before the entry is written, if its address space runs by then.
+    A page whose entry was stored without a fault (mapped around a fault) may be walked before the
+    entry is written, if its address space runs by then.
     """
     stores = queue.stores
     around = stores.present & (stores.page >= 0)

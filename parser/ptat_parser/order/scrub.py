@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Recognises the reads of patrol scrub, which goes over all lines in ascending order.
+"""Recognises the reads of patrol scrub, which reads all lines in ascending order.
 
-Lines that hold neither a table nor a marker are read by nothing else. Between these reads, and as
-far beyond them as the region goes, each line is due at a time that follows from its number; the
-read of the line that is nearest to that time is scrub's.
+Only scrub reads lines that hold neither a table nor a marker. From these reads follows the time at
+which scrub reads every other line of the region; the read of a line nearest to that time is
+scrub's.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SEEDS_MIN = 16
-"""Fewer reads of unused lines show no sequence."""
+"""Fewest reads of unused lines that show a sequence."""
 GAP_MAX = 0.5
-"""Of the time that lines should take: what takes so much more or less is another round."""
+"""Relative deviation of the time between two lines that marks another round of scrub."""
 TOLERANCE_LINES = 8
-"""A read that many intervals away from when its line is due is not scrub's."""
+"""Largest distance, in intervals of scrub, of a scrub read from its line's time."""
 
 
 def find_scrub(line: I64, time: I64, unused: Bools, lines: int, tolerance: int) -> Bools:
-    """Which of the reads, in order of time, are scrub's.
+    """Mask of the reads, which are sorted by time, that belong to scrub.
 
-    :param line: of each read, in the region, which has `lines`.
-    :param unused: that line holds nothing.
-    :param tolerance: how many ticks a read may be late, at least.
+    :param line: line of each read in the region, which has `lines` lines.
+    :param unused: mask of the reads of lines that hold nothing.
+    :param tolerance: lower limit of the tolerated delay of a read, in ticks.
     """
     found = np.zeros(line.size, np.bool_)
     seed = np.flatnonzero(unused)
@@ -54,7 +54,7 @@ def find_scrub(line: I64, time: I64, unused: Bools, lines: int, tolerance: int) 
 def _claim(
     reads: LineTimes, at: I64, when: I64, interval: float, lines: int, tolerance: int, found: Bools
 ) -> None:
-    """Claim the reads of one round, of which unused lines `at` were read at `when`."""
+    """Mark the reads of one round of scrub, which read the unused lines `at` at times `when`."""
     every = np.arange(lines)
     expected = np.interp(every, at, when)
     expected += np.minimum(every - at[0], 0) * interval + np.maximum(every - at[-1], 0) * interval

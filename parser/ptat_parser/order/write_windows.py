@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""From when until when stores were in the controller's queue.
+"""Intervals during which stores were in the controller's queue.
 
-The first WR of a store's line after the store takes it along with all others of the line that wait.
-What a WR found in the DIMM (`underfill`) is read right before it, or early; while the line is in
-the queue, other reads of it are answered there. So the last RD of a line before a WR of it is the
-underfill, whenever that was.
+The first WR of a line after a store writes it together with all other queued stores of the line. An
+underfill reads the rest of the line right before the WR, or earlier. While the line is queued, the
+queue answers all other reads of it. So the underfill is the last RD of a line before its WR,
+whenever that was.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 STILL_QUEUED = np.int64(1) << 45
-"""When a store is written whose WR was not recorded."""
+"""Write time of a store whose WR was not recorded."""
 
 
 class Stores(NamedTuple):
-    """Stores of the kernel to entries, in order of time: from the log, at their events' times.
+    """The kernel's stores to entries, from the log, sorted by their events' times.
 
-    `present`: the entry is present from then on. `page`: what a PTE or huge page serves, as number
-    of pages of 4 KiB; -1 where the store links a table. `mm`: whose.
+    `present`: the entry becomes present. `page`: number of the 4 KiB page that the entry maps, or
+    of the first one of a huge page; -1 if the store links a table. `mm`: address space.
     """
 
     time: I64
@@ -40,23 +40,23 @@ class Stores(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """When each store left the queue, and how many WR no store explains."""
+    """Time at which each store left the queue, and the number of WR without a store."""
 
     until: I64
     writes_without_event: int
 
 
 DELAY_MAX_S = 5e-6
-"""A store comes sooner after its event."""
+"""Upper limit of the delay from an event to its store."""
 DELAYS_MIN = 16
-"""Fewer examples do not tell."""
+"""Fewest examples for an estimate."""
 
 
 def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float) -> int:
-    """How long after its event a store comes, in ticks, at the least.
+    """Lower bound of the delay from an event to its store, in ticks.
 
-    Where a WR seems to be of no store, as the only event since the WR before it came a little
-    before that one, that event's store was later than the WR before.
+    If a WR seems to have no store, because the only recent event came slightly before the previous
+    WR, then that event's store came after the previous WR.
     """
     events, writes = LineTimes(stores.line, stores.time), LineTimes(write_line, write_time)
     if not events.size or not writes.size:
@@ -72,7 +72,7 @@ def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float
 
 
 def windows(stores: Stores, write_line: I64, write_time: I64, slack: int) -> Windows:
-    """When each store was written; `slack`: a WR may seem to be so much before its store."""
+    """Time at which each store was written; `slack`: how far a WR may seem to precede its store."""
     writes = LineTimes(write_line, write_time)
     place = writes.first_from(stores.line, stores.time - slack)
     until = np.where(place >= 0, writes.time[place] if writes.size else 0, STILL_QUEUED)
@@ -83,10 +83,10 @@ def windows(stores: Stores, write_line: I64, write_time: I64, slack: int) -> Win
 def underfills(
     line: I64, time: I64, write_line: I64, write_time: I64, pending_line: I64, pending_time: I64
 ) -> tuple[Bools, int]:
-    """Which reads, of those lines and times, are underfills; how many WR have none.
+    """Mask of the reads that are underfills, and the number of WR without one.
 
-    :param pending_line: of stores that were not written while recording, which may have an early
-        underfill since `pending_time`.
+    :param pending_line: lines of stores that were still queued at the end; each may have an early
+        underfill after its `pending_time`.
     """
     found = np.zeros(line.size, np.bool_)
     reads, writes = LineTimes(line, time), LineTimes(write_line, write_time)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The compiled loop over a chunk's accesses: what was each of them?
+"""The compiled loop that classifies a chunk's accesses.
 
-`fast_path` counts nearly all reads. What is left, one access at a time: stores, reads of empty
-entries, reads that a fault event may be about, PMD entries among huge pages, and everything that
-no table explains.
+`fast_path` counts nearly all reads. This module handles the others one at a time: stores, reads of
+empty entries, reads that a fault event may match, PMD entries next to huge pages, and reads without
+a table.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _COUNT_SHIFT, _COUNT_MASK = np.uint64(COUNT_BITS), np.uint64(COUNTED_MAX)
 def replay_accesses(
     start: Integer, stop: Integer, chunk_memory: AccessesMemory, memory: RoomMemory
 ) -> None:
-    """Replay the accesses ``start … stop``, between which no table event stands.
+    """Replay the accesses ``[start, stop)``, which have no table event between them.
 
     `chunk_memory` holds the `Accesses`, `memory` the `Room`.
     """
@@ -100,7 +100,7 @@ def _replay_group(
     chunk_memory: AccessesMemory,
     memory: RoomMemory,
 ) -> None:
-    """Replay the accesses ``start … end`` of a group; `now`: time of the one before `start`."""
+    """Replay the accesses ``[start, end)`` of a group; `now`: time of the access before `start`."""
     room = memory.room
     slots, tally = room.slots, room.tally
     following, following_ticks, latest = _after_group(group, chunk_memory)
@@ -129,7 +129,7 @@ def _replay_group(
             next_timed = next_event(memory)
             quick_end = _until(words, time, i, end, now, latest, next_timed)
             if tally.reads > 0 and may_count(slots[i - 1]):
-                # Nothing but the event was in the way.
+                # Only the event had interrupted the fast path.
                 i, now = i - 1, before
                 continue
         if word & WRITE_BIT:
@@ -147,10 +147,10 @@ def _replay_group(
 
 @bare
 def _apply_events(word: Integer, now: Integer, memory: RoomMemory) -> None:
-    """Apply the events without a marker before an access."""
+    """Apply the events without a marker that precede an access."""
     room = memory.room
     if room.config.faults and word & WRITE_BIT:
-        # An event that has waited for so long is to know of this store, too.
+        # A waiting event must see this store before it is matched.
         entry = entry_at(_address_of(word), memory)
         if entry >= 0:
             mark_stored(entry & -room.config.line, memory)
@@ -159,7 +159,7 @@ def _apply_events(word: Integer, now: Integer, memory: RoomMemory) -> None:
 
 @bare
 def _replay_store(address: Integer, now: Integer, memory: RoomMemory) -> None:
-    """Replay a store: it changes the state of its slot, and is counted for its page."""
+    """Replay a store: update the state of its slot, and count it for its page."""
     room = memory.room
     t, config, tally = room.t, room.config, room.tally
     line = config.line
@@ -190,7 +190,7 @@ def _replay_store(address: Integer, now: Integer, memory: RoomMemory) -> None:
 def _replay_read(
     address: Integer, now: Integer, next_address: Integer, gap: Integer, memory: RoomMemory
 ) -> None:
-    """Replay a read. `next_address` is read `gap` ticks later, or `NO_ADDRESS` is next."""
+    """Replay a read; the next read, `gap` ticks later, is of `next_address` (or `NO_ADDRESS`)."""
     room = memory.room
     t, config, tally, cursors = room.t, room.config, room.tally, room.cursors
     line = config.line
@@ -290,9 +290,9 @@ def _unexplained(now: Integer, address: Integer, reason: Integer, memory: RoomMe
 
 @bare
 def _horizon(first: Integer, chunk_memory: AccessesMemory, memory: RoomMemory) -> Integer:
-    """When no fault event is about one of the `WATCH_GROUPS` groups from `first` on any more.
+    """A time after which no fault event matches a read of `WATCH_GROUPS` groups from `first` on.
 
-    As near as can be told: reads that an event to come may be about take longer.
+    This is an estimate; an event that comes later finds its read no longer held.
     """
     chunk = chunk_memory.accesses
     later = first + WATCH_GROUPS + memory.room.config.held_groups
@@ -306,7 +306,7 @@ def _horizon(first: Integer, chunk_memory: AccessesMemory, memory: RoomMemory) -
 
 @bare
 def _after_group(group: Integer, chunk_memory: AccessesMemory) -> tuple[Integer, Integer, Integer]:
-    """Address and time of a read right after a group, and a time that no access of it is after."""
+    """Address and time of the read right after a group, and a bound of the group's times."""
     chunk = chunk_memory.accesses
     latest = np.uint64(chunk.last_ticks)
     if chunk.size:
@@ -329,7 +329,7 @@ def _address_of(word: Integer) -> Integer:
 
 @bare
 def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
-    """Address of an access if it is a read, and its time if `before` is that of the one before."""
+    """Address and time of an access if it is a read; `before`: time of the previous access."""
     if word & WRITE_BIT:
         return NO_ADDRESS, np.int64(0)
     return _address_of(word), np.int64(before + delta_of(word))
@@ -337,7 +337,7 @@ def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
 
 @bare
 def _time_at(words: U64, start: Integer, end: Integer, now: Integer) -> Integer:
-    """Time of the access before `end` of a block; `now`: of the one before `start`."""
+    """Time of the access ``end - 1`` of a block; `now`: time of the access before `start`."""
     for i in range(start, end):
         now += delta_of(words[i])
     return now
@@ -353,9 +353,9 @@ def _until(
     latest: Integer,
     next_timed: Integer,
 ) -> Integer:
-    """The end of those accesses that are not after the next event without a marker.
+    """The end of the accesses that precede the next event without a marker.
 
-    `now`: time of the access before `start`; `latest`: no access is later.
+    `now`: time of the access before `start`; `latest`: upper bound of the accesses' times.
     """
     if latest <= next_timed:
         return end

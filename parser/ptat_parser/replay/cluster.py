@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Replays segments on a Dask cluster, whose workers see the session's directory at the same path.
 
-The results of a worker that dies are lost; Dask runs the tasks that made them once more.
+If a worker dies, its results are lost, and Dask runs its tasks again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 CONNECT_S = 10
 
 SHARES = 4
-"""For each thread of the cluster. A share is a run of segments, and begins with passing over all
-segments before it."""
+"""Shares per thread of the cluster. A share is a run of segments; its worker first skips all
+earlier segments."""
 
 
 def on_cluster(address: str) -> Executor:
@@ -38,7 +38,7 @@ def _on_cluster(address: str, work: Work, progress: Progress) -> Generator[Done]
         count = len(work.segments)
         shares = min(SHARES * threads, count)
         ends = [count * (share + 1) // shares for share in range(shares)]
-        # A task's result is made again where it is lost; scattered data is not.
+        # Dask recomputes a lost result of a task, but not lost scattered data.
         packed = client.submit(bytes, pickle.dumps(work), pure=False)
         waiting = [
             client.submit(_replay, packed, range(first, end), pure=False)

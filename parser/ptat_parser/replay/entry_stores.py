@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What stores do to the slots of tables."""
+"""Effects of stores on the slots of tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TO_PAGE, TO_ENTRY = np.uint64(PAGE_SHIFT), np.uint64(3)
 
 @bare
 def entry_at(address: Integer, memory: RoomMemory) -> Integer:
-    """Number of the entry at an address, or -1 where no table is."""
+    """Slot index of the entry at an address, or -1 if no table is there."""
     room = memory.room
     offset = address - room.config.base
     if offset >= room.config.size:
@@ -32,7 +32,7 @@ def entry_at(address: Integer, memory: RoomMemory) -> Integer:
 
 @bare
 def store(level: Integer, slot: Integer, line: Integer, memory: RoomMemory) -> bool:
-    """Store to the `line` entries at `slot`; whether fewer PTEs of it are mapped then."""
+    """Store to the `line` entries at `slot`; return whether fewer of its PTEs are mapped now."""
     t = memory.room.t
     state, pending, mapped = t.state, t.pending, t.mapped
     cleared = False
@@ -52,7 +52,7 @@ def store(level: Integer, slot: Integer, line: Integer, memory: RoomMemory) -> b
 
 @bare
 def store_all(address: U64, start: Integer, end: Integer, memory: RoomMemory) -> None:
-    """Store to the addresses ``start … end``, each an entry of its own."""
+    """Store to the addresses ``address[start:end]``, each a single entry."""
     room = memory.room
     for i in range(start, end):
         entry = entry_at(address[i], memory)

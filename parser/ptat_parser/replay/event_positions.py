@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""When to apply the table events of a stream, and where something was lost."""
+"""The positions at which to apply table events, and the positions of losses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ptat_parser.order import markers
 U64 = npt.NDArray[np.uint64]
 
 LOSS, NOTHING = -1, -2
-"""Steps of a schedule that are no event."""
+"""Steps of a schedule that are not events."""
 
 
 class Schedule:
     """Applies table events by position, or by time (`ticks`) where the marker was lost.
 
     `started`: nothing is missing before the first access; `losses`: positions of accesses before
-    which kernel events were lost. `lost`: something was, right before the next access.
+    which kernel events were lost; `lost`: something was lost right before the next access.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class Schedule:
         self._next_late = 0
 
     def within(self, chunk: AnyChunk, first: int) -> list[tuple[int, int]]:
-        """What happens in a chunk whose first access has the number `first`.
+        """The steps in a chunk whose first access has the number `first`.
 
-        Position in the chunk and event, or `LOSS`; sorted by position.
+        Pairs of a position in the chunk and an event or `LOSS`, sorted by position.
         """
         size = chunk.accesses
         if not size:
             self.lost |= bool(chunk.lost)
             return []
-        # In a gap are first the events whose markers were lost there; the marker of an event that
-        # was not is the first access after it.
+        # Events whose markers were lost in a gap come first in it. The gap ends at the next marker
+        # that was not lost.
         end = bisect_right(self._late_ticks, chunk.last_ticks, lo=self._next_late)
         steps: list[tuple[int, int]] = []
         if end > self._next_late:
@@ -69,17 +69,17 @@ class Schedule:
 
     @property
     def is_placed(self) -> bool:
-        """Nothing was lost, and each event has its marker."""
+        """Whether nothing was lost and each event has its marker."""
         return not (self.lost or self._late or self._losses)
 
     def until(self, end: int) -> list[tuple[int, int]]:
-        """Position and event of the next ones that are before an access."""
+        """Position and event of the remaining events before the access `end`."""
         here = slice(self._next_placed, bisect_left(self._position, end, lo=self._next_placed))
         self._next_placed = here.stop
         return list(zip(self._position[here], self._placed[here], strict=True))
 
     def rest(self, end_ticks: np.uint64) -> list[int]:
-        """Events after the last access, before `end_ticks`."""
+        """The remaining events after the last access and before `end_ticks`."""
         end = bisect_left(self._late_ticks, int(end_ticks))
         late = self._late[self._next_late : end]
         self._next_late = max(end, self._next_late)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Counts the reads whose kind is plain from the state of their slot: nearly all of them.
+"""Counts the reads whose kind follows from the state of their slot alone: nearly all reads.
 
 `find_slots` looks up the slot of each access of a block; `count_reads` then counts a run of reads
-and stops at the first access that `classify` must look at. A table that needs a closer look has
-`page_tables.NO_SLOT` as its first slot. The counts of these slots are always 0, so that one
-comparison in the inner loop finds every access that is not plain.
+and stops at the first access that `classify` must handle. A table that needs `classify` has
+`page_tables.NO_SLOT` as its first slot. The counts of these slots are always 0, so a single
+comparison in the inner loop finds every access that needs it.
 
-The inner loop waits for memory only for the word that counts a slot's reads, and prefetches that.
+The only cache misses of the inner loop are for the word that counts a slot's reads, which it
+prefetches.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ AHEAD = 64
 
 @bare
 def find_slots(words: U64, start: Integer, end: Integer, memory: RoomMemory) -> bool:
-    """Fill `Room.slots` for the accesses ``start … end``; whether PMD entries are among them."""
+    """Fill `Room.slots` for the accesses ``[start, end)``; return whether any are PMD entries."""
     room = memory.room
     config, quick_slot, slots = room.config, room.t.quick_slot, room.slots
     base, size = config.base >> TO_ENTRY, config.size >> TO_ENTRY
-    in_line = np.uint64(ENTRIES - config.line)  # of an index: the line's first entry
+    in_line = np.uint64(ENTRIES - config.line)  # masks an index to the line's first entry
     i, stop = np.uint64(start), np.uint64(end)
     flags = np.uint32(0)
     while i < stop:
@@ -81,13 +82,13 @@ def find_slots(words: U64, start: Integer, end: Integer, memory: RoomMemory) -> 
 
 @inlined
 def may_count(slot: Integer) -> bool:
-    """Whether `count_reads` may count an access."""
+    """Whether `count_reads` may count an access to `slot`."""
     return bool(slot >= ENTRIES)
 
 
 @bare
 def _is_plain(slot: Integer, memory: RoomMemory) -> bool:
-    """Whether the kind of a line's reads follows from its entries until these change."""
+    """Whether the kind of a line's reads follows from its entries alone."""
     room = memory.room
     t, line = room.t, room.config.line
     state, pending = t.state, t.pending
@@ -108,7 +109,7 @@ def _is_plain(slot: Integer, memory: RoomMemory) -> bool:
 
 @bare
 def _begin_to_count(slot: Integer, now: Integer, memory: RoomMemory) -> None:
-    """Note the first read of a slot since its count was 0."""
+    """Prepare a slot whose count is 0 for its first read."""
     room = memory.room
     level = 2 if holds_pmds(room.t.parent[slot // ENTRIES]) else 1
     page = page_of_line(slot, level, memory)
@@ -131,21 +132,21 @@ def _move_full_count(slot: Integer, memory: RoomMemory) -> None:
 def count_reads(
     words: U64, time: U64, start: Integer, end: Integer, now: Integer, memory: RoomMemory
 ) -> tuple[Integer, Integer]:
-    """Count the reads from `start` on, up to the first access that is not plain.
+    """Count the reads from `start` up to the first access that needs `classify`.
 
-    Times are those of `time`, or where that is empty, the sum of the words' deltas and `now`, the
-    time of the access before `start`. `Room.slots` is what `find_slots` found. Returns where that
-    access is and the time of the one before it.
+    `time` holds the accesses' times; if it is empty, they follow from the words' deltas and `now`,
+    the time of the access before `start`. `Room.slots` must be filled by `find_slots`. Returns the
+    index of the first access not counted, and the time of the access before it.
     """
     room = memory.room
     slots, tally = room.slots, room.t.tally
     epoch = np.uint64(room.cursors.epoch)
     timed = time.size > 0
-    # Unsigned indices take no check of their sign.
+    # Unsigned indices avoid sign checks.
     i, stop = np.uint64(start), np.uint64(end)
     ahead = np.uint64(AHEAD)
     while True:
-        # The inner loop. Its one branch is taken where a count is 0 or full.
+        # The inner loop. Its only branch is taken if a count is 0 or full.
         slot, known, before = _ZERO, _ZERO, now
         while i < stop:
             prefetch(tally, np.uint64(slots[i + ahead]))
@@ -174,7 +175,7 @@ def count_reads(
 def put_reads(
     words: U64, time: U64, start: Integer, end: Integer, now: Integer, memory: RoomMemory
 ) -> None:
-    """Append time and page of reads that `count_reads` counted to the records.
+    """Append time and page of the reads counted by `count_reads` to the records.
 
     `now`: time of the access before `start`. The output uses non-temporal stores.
     """
@@ -201,11 +202,11 @@ def put_reads(
 
 @bare
 def pair_reads(start: Integer, end: Integer, memory: RoomMemory) -> tuple[bool, Integer, Integer]:
-    """Count the whole and the broken walks among reads that `count_reads` counted.
+    """Count the whole and the broken walks among the reads counted by `count_reads`.
 
-    False where huge pages may be among the reads: then their tables must be looked at.
+    Returns False if some reads may be of huge pages; their tables must then be checked.
     """
-    # Nothing is stored here, so that a core does several at a time if it can.
+    # The loop stores nothing, so a core can overlap its iterations.
     room = memory.room
     slots, parents, in_line = room.slots, room.t.parent, -room.config.line
     i, stop = np.uint64(start), np.uint64(end)
@@ -230,7 +231,7 @@ def pair_reads(start: Integer, end: Integer, memory: RoomMemory) -> tuple[bool, 
 
 @bare
 def put_kinds(start: Integer, end: Integer, memory: RoomMemory) -> None:
-    """Write the kinds of reads that `count_reads` counted, none of which is of a huge page."""
+    """Write the kinds of the reads counted by `count_reads`, none of which is of a huge page."""
     room = memory.room
     slots, parents, out_kind = room.slots, room.t.parent, room.out.kind
     at = room.tally.reads - room.cursors.first_row

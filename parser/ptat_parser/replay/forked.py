@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Work in a forked process, which starts at once and has a copy of all memory."""
+"""Work in a forked process, which starts quickly and inherits all memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Forked(Generic[T]):
-    """A process that runs `work` and sends back its result, or the error that it raised.
+    """A process that runs `work` and sends back its result or its exception.
 
-    A context manager: at its end the process has ended. `others`: processes that were forked
-    before and may still run.
+    A context manager, which ends the process on exit. `others`: processes forked earlier that may
+    still run.
     """
 
     def __init__(self, work: Callable[[], T], others: list[Forked[Any]] | None = None) -> None:
@@ -28,7 +28,7 @@ class Forked(Generic[T]):
         self._pipe, theirs = context.Pipe(duplex=False)
         not_theirs = [self._pipe, *(other._pipe for other in others or [])]
         self._process = context.Process(target=self._run, args=(work, theirs, not_theirs))
-        gc.freeze()  # else collecting garbage, in either process, would copy all memory
+        gc.freeze()  # otherwise a garbage collection in either process would copy all memory
         try:
             self._process.start()
         except OSError as error:
@@ -53,14 +53,14 @@ class Forked(Generic[T]):
             pipe.send(found)
 
     def result(self) -> T:
-        """The result of the work, when it is done. Raises what it raised."""
+        """Wait for the result of the work; re-raises its exception."""
         try:
             found: T | Exception = self._pipe.recv()
         except (EOFError, OSError):  # OSError: killed while it was sending
             self._process.join()
             raise PtatError(
                 f"a worker process ended with exit code {self._process.exitcode}",
-                "if it was killed for want of memory, use fewer --workers",
+                "if it ran out of memory, use fewer --workers",
             ) from None
         if isinstance(found, Exception):
             raise found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Counts reads, misses, faults and stores of each page.
 
-A page that was read or stored to has a row of `PAGE_COLUMNS` integers. What a slot's reads add is
-first counted in one word of the slot (`Tables.tally`) and moved to the page's row when the slot's
-reads come to be of another page.
+A page that was read or stored to has a row of `PAGE_COLUMNS` integers. A slot's reads are first
+counted in one word of the slot (`Tables.tally`). This count moves to the page's row before the
+slot serves another page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ptat_parser.replay.state import RoomMemory
 U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
-# Columns of the counts of a page. A page's row is hardly more than a cache line.
+# Columns of the counts of a page. A page's row is little more than a cache line.
 (
     P_PAGE,  # its number: see `page_number`
     P_MISSES,
@@ -49,7 +49,7 @@ _ROW_MASK, _WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
 
 @bare
 def row_of_page(number: Integer, memory: RoomMemory) -> Integer:
-    """The row of a page, which is made if it has none."""
+    """The row of a page; adds a row if the page has none."""
     room = memory.room
     row = np.int64(room.t.row_of[number] & _ROW_MASK)
     if row == 0:
@@ -64,7 +64,7 @@ def row_of_page(number: Integer, memory: RoomMemory) -> Integer:
 
 @bare
 def note_read(number: Integer, now: Integer, memory: RoomMemory) -> None:
-    """Note the time of a page's first read. Later reads do not touch its row."""
+    """Record the time of a page's first read; later reads do not touch its row."""
     row_of = memory.room.t.row_of
     if not row_of[number] & _WAS_READ:
         row = row_of_page(number, memory)
@@ -74,10 +74,10 @@ def note_read(number: Integer, now: Integer, memory: RoomMemory) -> None:
 
 @bare
 def page_of_line(slot: Integer, level: Integer, memory: RoomMemory) -> Integer:
-    """Number of the page that a miss of a line is of, or of the run of pages it may be of.
+    """Number of the page, or of the run of candidate pages, of a miss on a line.
 
-    Known candidates are the PMD entries that map huge pages and, where entry events were recorded,
-    the PTEs that are mapped.
+    The candidates are the PMD entries that map huge pages and, if entry events were recorded, the
+    PTEs that are mapped.
     """
     room = memory.room
     state, mapped, line = room.t.state, room.t.mapped, room.config.line
@@ -97,7 +97,7 @@ def page_of_line(slot: Integer, level: Integer, memory: RoomMemory) -> Integer:
 
 @bare
 def put_away(slot: Integer, memory: RoomMemory) -> None:
-    """Move the counts of a line to the row of its page: the next reads may be of another."""
+    """Move the counts of a line to the row of its page; its next reads may be of another page."""
     room = memory.room
     t, pages = room.t, room.pages
     counted = t.tally[slot]
@@ -122,20 +122,20 @@ def add_counts(pages: I64, counts: Counts) -> None:
 
 
 def in_order(row_of: U32, pages: I64) -> I64:
-    """The rows of all pages by their numbers, as columns of shape ``(PAGE_COLUMNS, n)``."""
+    """The rows of all pages sorted by number, as an array of shape ``(PAGE_COLUMNS, n)``."""
     numbers = np.flatnonzero(row_of)
     rows = row_of[numbers] & _ROW_MASK
     return np.ascontiguousarray(pages[rows].T)
 
 
 def only_read(columns: I64) -> I64:
-    """The columns of the pages that were read, in their order."""
+    """The columns of the pages that were read, in the same order."""
     read = columns[P_FIRST] != NEVER_READ
     return columns if read.all() else columns[:, read]
 
 
 def merge(one: I64, other: I64) -> I64:
-    """The columns of two replays' pages as one, by the numbers of the pages."""
+    """Add the columns of two replays' pages, matched by page number."""
     numbers = np.union1d(one[P_PAGE], other[P_PAGE])
     merged = np.zeros((PAGE_COLUMNS, numbers.size), np.int64)
     merged[P_PAGE], merged[P_FIRST] = numbers, NEVER_READ

@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Matches fault events with the reads that they are about.
+"""Matches fault events with the walks that faulted.
 
-A PTE slot that was never written since its table was handed out is empty, and a PMD slot's state is
-known from its events: reads of empty slots faulted, exactly. `ptat_fault` events report the other
-faults (permissions, swap): the walk that faulted is the last read of the slot before the event,
-which is logged before the handler stores anything. Each read of an empty slot brings an event too,
-which is set off against it (``owed``).
+docs/theory.md explains the method ("How a fault event finds its read").
 
-The clocks of bus and kernel agree to about a microsecond, and an event may be as near to its read.
-But reads of empty slots show both how soon after its read an event comes (`lag_least`, which clocks
-may make negative) and how soon the access is tried again (`retry_least`, on the bus alone). So an
-event waits (`HOLD_S`); then it is about the last read before it or, where that is older than a
-retry takes, about one that the clocks put right behind it. Where the clocks are worse than the
-distance of two reads of a line, the bus decides: the handler stores to the entry, so among the
-reads within the clocks' error the event is about one with a store behind it. The clocks' error
-changes while they run: an event may come a little sooner than any did.
+A PTE slot that was not written since its table was allocated is empty, and a PMD slot's state is
+known from its events: reads of empty slots certainly faulted. Each such read is ``owed`` an event,
+which cancels it. `ptat_fault` events report the other faults (permissions, swap): the walk that
+faulted is the last read of the slot before the event, which the kernel logs before the handler
+stores to the entry.
 
-Where several CPUs read an entry while one faults on it, a read that is much nearer to the event
-than any was is another CPU's. An event that comes long after its read (`faults_late`) may be
-matched with another CPU's read: such labels are in doubt, and counted. The event is not about a
-read that saw what another CPU's handler stored, where one that did not see it has no event and no
-store followed.
+The clocks of bus and kernel agree to about a microsecond, and an event may be as close to its read.
+Reads of empty slots show the least delay from a read to its event (`lag_least`, which the clocks'
+error may make negative) and the least delay until the access is retried (`retry_least`, measured on
+the bus alone). An event waits for `HOLD_S`; then it matches the last read before it or, if that
+read is older than a retry takes, a read that the clocks place just after it. If the clocks' error
+exceeds the distance of two reads of a line, the bus decides: the handler stores to the entry, so
+among the reads within the error the event matches one that a store follows. The error varies during
+a recording, so an event may come slightly sooner than `lag_least`.
+
+If several CPUs read an entry while one of them faults on it, a read much closer to the event than
+`lag_least` is another CPU's. An event long after its read (`faults_late`) may be matched with
+another CPU's read; such labels count as in doubt. Such an event does not match a read that saw
+another CPU's store if no store followed it, and an earlier read that did not see the store would
+be left without an event.
 """
 
 from __future__ import annotations
@@ -48,26 +50,26 @@ from ptat_parser.replay.state import FAULT, LEAST_UNKNOWN, MISS, NEVER, RoomMemo
 I64 = npt.NDArray[np.int64]
 
 PATIENCE_S = 0.05
-"""A fault event more than this after a read of an empty entry is not about that read.
+"""Longest time from a read of an empty entry to its fault event.
 
-Walks ahead of the program (speculation) read empty entries and never fault.
+Speculative walks read empty entries and never fault.
 """
 
 HOLD_S = 50e-6
-"""How long a fault event waits for reads that the clocks may have put behind it."""
+"""How long a fault event waits for reads that the clocks wrongly place after it."""
 
 LAGS_LEARNT = 1000
-"""Fault events with certain reads that are needed to learn `lag_least`."""
+"""Number of certain pairs of read and event before `lag_least` is used."""
 
 LOW_32 = np.int64(0xFFFF_FFFF)
 
 
-# Watching: reads that a fault event to come may be about are held --------------------------------
+# Watching: hold the reads that a future fault event may match -------------------------------------
 
 
 @bare
 def _watch(range_: Integer, step: Integer, memory: RoomMemory) -> None:
-    """Count a fault event about a range in (1) or out (-1)."""
+    """Add a fault event of a range (step 1) or remove it (step -1)."""
     t = memory.room.t
     t.watched[range_] += step
     page = t.last_page[range_]
@@ -80,7 +82,7 @@ def _watch(range_: Integer, step: Integer, memory: RoomMemory) -> None:
 
 @bare
 def _watch_pmds(range_: Integer, memory: RoomMemory) -> None:
-    """Count a fault event about a range of level 2 in: misses of its huge pages are held."""
+    """Add a fault event of a level-2 range, so that misses of its huge pages are held."""
     room = memory.room
     t = room.t
     t.watched[range_] += 1
@@ -94,7 +96,7 @@ def _watch_pmds(range_: Integer, memory: RoomMemory) -> None:
 
 @bare
 def watch_until(time: Integer, memory: RoomMemory) -> None:
-    """Hold the reads that fault events before `time` may be about."""
+    """Watch the tables of the fault events before `time`."""
     room = memory.room
     timed, cursors = room.timed, room.cursors
     while cursors.next_watched < timed.time.size and timed.time[cursors.next_watched] < time:
@@ -108,7 +110,7 @@ def watch_until(time: Integer, memory: RoomMemory) -> None:
 
 @bare
 def hold(now: Integer, row: Integer, slot: Integer, memory: RoomMemory) -> None:
-    """Hold the miss that is the next read: a fault event may be about it."""
+    """Hold the miss that becomes the next read, because a fault event may match it."""
     room = memory.room
     t, held, cursors = room.t, room.held, room.cursors
     at = cursors.held - held.first[0]
@@ -125,7 +127,7 @@ def hold(now: Integer, row: Integer, slot: Integer, memory: RoomMemory) -> None:
 
 @bare
 def mark_stored(slot: Integer, memory: RoomMemory) -> None:
-    """Note a store to the line at `slot` behind the last read of the line, if that is held."""
+    """Mark the last held read of the line at `slot` as followed by a store."""
     room = memory.room
     last_read = room.t.last_read
     if last_read[slot]:
@@ -136,7 +138,7 @@ def mark_stored(slot: Integer, memory: RoomMemory) -> None:
 
 @bare
 def _number_of(link: Integer, memory: RoomMemory) -> Integer:
-    """Number of a held read, of which a link has the last 32 bits, plus one."""
+    """Number of the held read that a link refers to: the low 32 bits of its number plus one."""
     held = memory.room.cursors.held
     return held - ((held + 1 - link) & LOW_32)
 
@@ -146,10 +148,10 @@ def _number_of(link: Integer, memory: RoomMemory) -> Integer:
 
 @bare
 def _match_fault(i: Integer, slot: Integer, memory: RoomMemory) -> None:
-    """Turn the last miss on a slot that can have brought event `i` into a walk that faulted.
+    """Turn the last miss on a slot that may have caused event `i` into a walk that faulted.
 
-    Where accesses were lost since then, the read is left as it is, in doubt. Of reads from before
-    all were held, others may have come later: these are left alone, too.
+    If accesses were lost since that miss, it stays a miss, in doubt. Misses from before the table
+    was watched are not matched either, because later misses may not have been held.
     """
     room = memory.room
     held, config, tally, delays = room.held, room.config, room.tally, room.delays
@@ -168,7 +170,7 @@ def _match_fault(i: Integer, slot: Integer, memory: RoomMemory) -> None:
         return
     anothers = LEAST_UNKNOWN
     if config.overtaken and lag_known and tally.faults_empty >= LAGS_LEARNT:
-        # Half of it, as the clocks' error is not the same all the time.
+        # Half of the least lag, because the clocks' error varies.
         anothers = time - delays.lag_least // 2 if delays.lag_least > 0 else behind
     settled = max(room.cursors.settled, room.timed.held_since[i])
     if np.int64(held.time[found]) > anothers:
@@ -195,7 +197,7 @@ def _last_miss(
 ) -> Integer:
     """The last held miss of a slot up to `latest`, or -1.
 
-    Where that is older than `oldest`, one up to `behind`, which the clocks put after the event.
+    If it is older than `oldest`, a miss up to `behind`, which the clocks place after the event.
     """
     room = memory.room
     held, timed, cursors = room.held, room.timed, room.cursors
@@ -223,7 +225,7 @@ def _last_miss(
 
 @bare
 def _before(at: Integer, settled: Integer, memory: RoomMemory) -> Integer:
-    """The held read of the same slot before the one at `at`; -1 if none may be matched."""
+    """The previous held read of the slot of the read at `at`; -1 if none may be matched."""
     room = memory.room
     held = room.held
     if not held.previous[at]:
@@ -237,9 +239,9 @@ def _before(at: Integer, settled: Integer, memory: RoomMemory) -> Integer:
 
 @bare
 def _before_another(time: Integer, near: Integer, settled: Integer, memory: RoomMemory) -> Integer:
-    """The miss of a slot before `near`, which is too near to its event to have brought it.
+    """The miss of a slot before `near`, which is too close to the event to have caused it.
 
-    It is `near` all the same where a store came between them, or much time.
+    Returns `near` if a store or much time separates the two.
     """
     room = memory.room
     held = room.held
@@ -257,12 +259,12 @@ def _before_another(time: Integer, near: Integer, settled: Integer, memory: Room
 def _beside_a_fault(
     time: Integer, slot: Integer, found: Integer, settled: Integer, memory: RoomMemory
 ) -> Integer:
-    """The miss that a very late event is about: `found`, or one that cannot have seen its entry.
+    """The miss that a very late event matches: `found`, or an earlier one that saw no valid entry.
 
-    Where `found` is the next of the slot after one that faulted, with the handler's store between,
-    it saw what the handler stored. A miss not long before that fault, with no store between, did
-    not, and may be another CPU's. Not so where a store came after `found`: that is what the event's
-    handler does.
+    If `found` follows a read of the slot that faulted, with the handler's store between them, it
+    saw what the handler stored. A miss shortly before that fault, with no store between, did not,
+    and may be another CPU's. If a store follows `found`, it is the store of the event's handler,
+    and `found` is returned.
     """
     room = memory.room
     held = room.held
@@ -297,9 +299,9 @@ def _stored_near(
     settled: Integer,
     memory: RoomMemory,
 ) -> Integer:
-    """Of misses on a slot with a store behind them the nearest, if the clocks allow one.
+    """The miss on a slot nearest to `time` that a store follows, within the clocks' error.
 
-    `latest`: what comes later was read by another CPU.
+    Returns `otherwise` if there is none. `latest`: later misses are another CPU's.
     """
     room = memory.room
     held = room.held
@@ -329,11 +331,11 @@ def _stored_near(
 
 @bare
 def _take(i: Integer, line: Integer, memory: RoomMemory) -> None:
-    """Fault event `i` is about the last read of an empty entry of the line."""
+    """Match fault event `i` with the last read of an empty entry of the line."""
     room = memory.room
     t, timed, delays = room.t, room.timed, room.delays
     read_ticks = np.int64(t.owed_ticks[line])
-    if t.owed[line] == 1:  # else it may be about an earlier one
+    if t.owed[line] == 1:  # otherwise it may belong to an earlier read
         delays.lag_least = min(delays.lag_least, np.int64(timed.time[i]) - read_ticks)
     t.owed[line] -= 1
     timed.read_ticks[i] = read_ticks
@@ -344,7 +346,7 @@ def _take(i: Integer, line: Integer, memory: RoomMemory) -> None:
 def _settle(i: Integer, line: Integer, empty: bool, memory: RoomMemory) -> bool:
     """Set fault event `i` off against a read of an empty entry of this line, if one is owed.
 
-    While the entry is still `empty` there is no other read that the event can be about.
+    While the entry is still `empty`, the event cannot belong to any other read.
     """
     room = memory.room
     t, timed, cursors = room.t, room.timed, room.cursors
@@ -358,7 +360,7 @@ def _settle(i: Integer, line: Integer, empty: bool, memory: RoomMemory) -> bool:
     while cursors.next_unread < i and timed.read_ticks[cursors.next_unread]:
         cursors.next_unread += 1
     for earlier in range(cursors.next_unread, i):
-        # An event that the clocks put before its read waits for it.
+        # An earlier event may wait for this read, which the clocks place after it.
         if timed.line[earlier] == line and not timed.read_ticks[earlier]:
             nearer = abs(np.int64(timed.time[earlier]) - read_ticks) < abs(lag)
             if nearer and t.owed[line]:
@@ -373,7 +375,7 @@ def _settle(i: Integer, line: Integer, empty: bool, memory: RoomMemory) -> bool:
 
 @bare
 def _find_line(i: Integer, memory: RoomMemory) -> None:
-    """Find the line that the walk of a fault event ended at: the tables may change."""
+    """Find the line where the walk of a fault event ended, before the tables change."""
     room = memory.room
     t, timed, line = room.t, room.timed, room.config.line
     page = np.int64(t.page_of_range[timed.range2[i]])
@@ -395,7 +397,7 @@ def _find_line(i: Integer, memory: RoomMemory) -> None:
 
 @bare
 def _retry_after(line: Integer, read_ticks: Integer, memory: RoomMemory) -> Integer:
-    """Ticks from a read to the next miss of the line, if that has come, or LEAST_UNKNOWN."""
+    """Ticks from a read to the next held miss of the line, or `LEAST_UNKNOWN`."""
     room = memory.room
     held = room.held
     retry: Integer = LEAST_UNKNOWN
@@ -414,13 +416,13 @@ def _retry_after(line: Integer, read_ticks: Integer, memory: RoomMemory) -> Inte
 
 @bare
 def _match(i: Integer, memory: RoomMemory) -> None:
-    """Match fault event `i`, which has waited."""
+    """Match fault event `i` after its wait."""
     room = memory.room
     timed, delays = room.timed, room.delays
     line = timed.line[i]
     if line < 0:
         return
-    # A read so much later has an event of its own to come.
+    # A later read will get its own event.
     limit = timed.time[i] + room.config.hold // np.uint64(2)
     if not timed.read_ticks[i] and room.t.owed_ticks[line] < limit:
         _settle(i, line, bool(timed.was_empty[i]), memory)
@@ -434,7 +436,7 @@ def _match(i: Integer, memory: RoomMemory) -> None:
 
 @bare
 def match_until(time: Integer, memory: RoomMemory) -> None:
-    """Match the fault events before `time`; all that wait with `NEVER`."""
+    """Match the waiting fault events before `time`; all of them if it is `NEVER`."""
     room = memory.room
     timed, cursors = room.timed, room.cursors
     while cursors.next_held < cursors.next_timed and timed.time[cursors.next_held] < time:
@@ -448,7 +450,7 @@ def match_until(time: Integer, memory: RoomMemory) -> None:
 
 @bare
 def match_frame(frame: Integer, memory: RoomMemory) -> None:
-    """Match the fault events about a table whose page is used again: its reads all came."""
+    """Match the waiting fault events of a table whose page is being reused."""
     room = memory.room
     for i in range(room.cursors.next_held, room.cursors.next_timed):
         if room.timed.line[i] // ENTRIES == frame:
@@ -457,7 +459,7 @@ def match_frame(frame: Integer, memory: RoomMemory) -> None:
 
 @bare
 def apply_until(time: Integer, memory: RoomMemory) -> None:
-    """Apply the events without a marker up to a bus time."""
+    """Apply the events without a marker up to the bus time `time`."""
     room = memory.room
     timed, config, cursors, mapped = room.timed, room.config, room.cursors, room.t.mapped
     while cursors.next_timed < timed.time.size and timed.time[cursors.next_timed] < time:
@@ -469,7 +471,7 @@ def apply_until(time: Integer, memory: RoomMemory) -> None:
             if entry >= 0:
                 if not mapped[entry]:
                     put_away(entry & -config.line, memory)
-                # A cleared entry may be read until the store that clears it.
+                # The walker may read the old entry until the store that clears it.
                 mapped[entry] = 1 if timed.kind[i] == tracepoints.ENTRY_SET else CLEARING
         cursors.next_timed += 1
     if time > config.hold:
@@ -478,7 +480,7 @@ def apply_until(time: Integer, memory: RoomMemory) -> None:
 
 @bare
 def next_event(memory: RoomMemory) -> Integer:
-    """When an event without a marker is next, or has waited."""
+    """Time of the next event without a marker, or of the end of a fault event's wait."""
     room = memory.room
     timed, cursors = room.timed, room.cursors
     time = NEVER

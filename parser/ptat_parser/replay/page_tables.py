@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Reverse page table: which table does a page of the region hold, of whom, for what addresses.
+"""Reverse page table: from each page of the region to the address range that its table maps.
 
-A page of the region that holds a table of PTEs serves one 2 MiB range of one address space, a
-table of PMDs 1 GiB. So table-level events suffice: a slot's address gives the table, its index
-the page. The base of a PTE table is its parent slot's, so that tables moved with their parent
-(``mremap``) need no event of their own.
+A PTE table serves one 2 MiB range of one address space, and a PMD table one range of 1 GiB. So
+table-level events suffice: the address of a slot gives its table, and the index in the table gives
+the page. The base of a PTE table follows from its parent slot, so tables that move with their
+parent (``mremap``) need no event.
 
 Only pages of the region that were ever used have per-slot state; `Rpt.frame_of_page` numbers
 them. Slot indices below are ``frame × 512 + index in the table``.
@@ -31,7 +31,7 @@ PAGE_BYTES = 1 << PAGE_SHIFT
 ENTRY_SHIFT = {1: 12, 2: 21}
 """log2 of the bytes that one entry of a table of this level maps."""
 
-# State of a slot. A PTE slot is only known as never written or written.
+# State of a slot. A PTE slot is only EMPTY or WRITTEN.
 EMPTY, TABLE, LEAF, UNTRACED = range(4)  # UNTRACED: a table outside the region
 WRITTEN = 1
 CLEARING = 2  # of `Tables.mapped`: cleared by the next store to the line
@@ -42,10 +42,10 @@ NOTHING_PENDING = (
 
 @dataclass
 class Mm:
-    """An address space: who it is, when it lived (bus time, None where unknown), its tables.
+    """An address space: its process, its lifetime (bus time, None if unknown) and its tables.
 
-    `traced` and `untraced` hold level and base of each range that a table in the region, or
-    outside of it, was linked for.
+    `traced` and `untraced` hold level and base of each range for which a table inside the region,
+    or outside of it, was linked.
     """
 
     id: int
@@ -63,7 +63,7 @@ class Mm:
 
 
 class Range(NamedTuple):
-    """What one table maps: from `base`, 512 entries of its level."""
+    """The address range of one table: 512 entries of its level from `base` on."""
 
     mm: int  # index into `Rpt.mms`
     base: int
@@ -71,7 +71,7 @@ class Range(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Rows of pages, misses of each, and when the last read of it was (ticks)."""
+    """Rows of pages, with their misses and the times of their last reads (ticks)."""
 
     row: npt.NDArray[np.uint32]
     misses: npt.NDArray[np.int64]
@@ -79,29 +79,42 @@ class Counts(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The arrays that replay's inner loop needs.
+    """The arrays of the reverse page table that the compiled loop uses.
 
-    One element for each page of the region: `level` and `store_level` (uint8), what reads and
-    stores of it mean (stores begin when the page is handed out, before it is linked), `frame`
-    (int32) and `quick_slot` (uint32; one more), the first slot of a table, with `OF_PMDS` if it is
-    one of PMDs, unless it is one of PTEs that a fault event to come is about: then, and else,
-    `NO_SLOT`. For each frame: `range_of_frame` (int32), -1 for none, and `parent` (int64): the slot
-    that leads to a table of PTEs, or `NO_PARENT`; of one of PMDs it says what its entries are
-    instead: `TABLES_ONLY` or `WITH_LEAVES`; `waits` (bool) says that some of its slots may have
-    something in what is `_OF_FAULTS`. For each range: `page_of_range` (int32), the region's page
-    that serves it now, or -1; `last_page` (int32), the last that did; `watched` (int32), how many
-    fault events to come are about it; `row_of` (uint32, for each page number that it can have), the
-    page's row in what a replay counts, or 0, in the bits of `ROW_MASK`; the other one says that the
-    page was read. For each slot its `state`; the state that a store will bring (`pending`); reads
-    that faulted and whose event has not come yet (`owed`), and when the last of them was
-    (`owed_ticks`, uint64); and whether its entry is `mapped` (else uint8).
+    Per page of the region:
 
-    Of a slot whose reads are known to be of one page, which has a row, `tally` (uint64) has their
-    number, 1 … `COUNTED_MAX`, in its low `COUNT_BITS`, and in the others how many ticks after
-    `Rpt.epoch_ticks` the last of them was; it is 0 of other slots. All these reads were misses, or
-    none was (`are_misses`). Where a bus address stands for several entries, `tally` is of their
-    first, and `counted_page` (uint32; one for each line of entries) is the number of that page.
-    `last_read` (uint32) is the last watched read of the slot that was a miss.
+    - `level`, `store_level` (uint8): level of the table for reads and for stores, or 0. Stores
+      begin when the page is allocated, before it is linked.
+    - `frame` (int32): index of the page among the pages used, or -1.
+    - `quick_slot` (uint32, one element more): first slot of the table, with the bit `OF_PMDS` for a
+      PMD table; `NO_SLOT` if there is no table, or for a PTE table with a pending fault event.
+
+    Per frame:
+
+    - `range_of_frame` (int32): the range that it serves, or -1.
+    - `parent` (int64): the slot that leads to a PTE table, or `NO_PARENT`; for a PMD table
+      `TABLES_ONLY` or `WITH_LEAVES`.
+    - `waits` (bool): some slots of the frame may have non-zero elements in `_OF_FAULTS`.
+
+    Per range:
+
+    - `page_of_range` (int32): the region's page that serves it now, or -1.
+    - `last_page` (int32): the last page that served it.
+    - `watched` (int32): number of pending fault events in the range.
+    - `row_of` (uint32, per page number of the range): the page's row of counts or 0, in the bits
+      `ROW_MASK`; the remaining bit is set if the page was read.
+
+    Per slot (uint8 unless stated):
+
+    - `state`: EMPTY, TABLE, LEAF or UNTRACED; `pending`: the state after the next store, plus one.
+    - `owed`: faulted reads whose event has not come yet; `owed_ticks` (uint64): time of the last.
+    - `mapped`: whether its entry is mapped.
+    - `tally` (uint64): if the slot's reads are known to be of one page, which has a row: their
+      number, 1 … `COUNTED_MAX`, in the low `COUNT_BITS`, and the time of the last one, in ticks
+      after `Rpt.epoch_ticks`, in the other bits; otherwise 0. Either all of these reads are misses,
+      or none is (`are_misses`). If a bus address stands for several entries, the first one counts.
+    - `counted_page` (uint32, per line of entries): number of the page that `tally` counts for.
+    - `last_read` (uint32): link to the last held miss of the slot.
     """
 
     level: npt.NDArray[np.uint8]
@@ -126,24 +139,24 @@ class Tables(NamedTuple):
 
 
 NO_SLOT = 0
-"""Begins the slots of frame 0, which no page of the region has."""
+"""First slot of frame 0, which no page of the region uses."""
 
 OF_PMDS = 1 << 31
-"""Of an element of `Tables.quick_slot`. Slots that would need this bit themselves, which are those
-of tables after 16 GiB of others, are not there."""
+"""Bit of an element of `Tables.quick_slot`. Slots that need this bit themselves, in tables beyond
+the first 16 GiB of tables, are left out."""
 
 NO_PARENT, TABLES_ONLY, WITH_LEAVES = -1, -2, -3
-"""Of `Tables.parent`: no slot of the region; no entry is a huge page, or some may be."""
+"""Values of `Tables.parent`: no slot of the region; no entry is a huge page; some may be."""
 
 ROW_MASK = (1 << 31) - 1
-"""Of an element of `Tables.row_of`."""
+"""Bits of an element of `Tables.row_of` that hold the row."""
 
 COUNT_BITS = 24
 COUNTED_MAX = (1 << COUNT_BITS) - 1
-"""When there are so many, they are moved to the page's row."""
+"""Largest count in `Tables.tally`; a full count moves to the page's row."""
 
 EPOCH_TICKS = (1 << 64 - COUNT_BITS) - 1
-"""So long `Tables.tally` can tell times."""
+"""Longest time after `Rpt.epoch_ticks` that `Tables.tally` can hold."""
 
 _OF_FAULTS = ("last_read", "owed", "owed_ticks")
 _OF_READS = ("tally", "counted_page", *_OF_FAULTS)
@@ -157,8 +170,8 @@ _PAGES_MAX = 1 << 32
 class Rpt:
     """The reverse page table of a region of `size_bytes` at physical `base`.
 
-    `line`: entries that one bus address stands for; `tables_expected`: so many have room from the
-    start. What is not used of it takes no memory.
+    `line`: entries that one bus address stands for; `tables_expected`: initial capacity in tables.
+    Unused capacity takes no memory.
     """
 
     base: int
@@ -180,7 +193,7 @@ class Rpt:
         self._frames = 1
         self._child: dict[int, int] = {}  # slot → page of the region linked there
         self._slot_outside: dict[int, int] = {}  # page of the region → slot_pa, if outside of it
-        # Since the last loss: slots of PMD entries about to change, pages that got a table.
+        # Since the last loss: slots of PMD entries about to change, pages that were allocated.
         self._announced: set[int] = set()
         self._handed_out: set[int] = set()
         self._retired: list[Counts] = []
@@ -207,22 +220,22 @@ class Rpt:
         )
 
     def mm_index(self, mm: int) -> int:
-        """Index into `mms` of an address space, known from now on."""
+        """Index into `mms` of an address space, which is added if it is new."""
         index = self._mm_index.setdefault(mm, len(self.mms))
         if index == len(self.mms):
             self.mms.append(Mm(mm))
         return index
 
     def range_index(self, mm: int, base: int, level: int) -> int:
-        """Index into `ranges` of the range of `level` at `base` (`mm`: index into `mms`)."""
+        """Index into `ranges` of the range of `level` at `base`; `mm` is an index into `mms`."""
         key = Range(mm, base, level)
         index = self._range_index.setdefault(key, len(self.ranges))
         if index == len(self.ranges):
             if (index + 1) * ENTRIES * self.line > _PAGES_MAX:
                 raise ParseError(
-                    f"the session has more than {index} tables of different addresses, the most"
-                    " whose pages have numbers",
-                    "record a shorter time, or fewer processes",
+                    f"the session has tables for more than {index} address ranges, the most whose"
+                    " pages can be numbered",
+                    "record for a shorter time, or fewer processes",
                 )
             self.ranges.append(key)
             if index >= self.tables.page_of_range.size:
@@ -231,7 +244,7 @@ class Rpt:
         return index
 
     def apply(self, event: TableEvent, time_ticks: int) -> None:
-        """Apply an event that is announced at `time_ticks`."""
+        """Apply an event whose marker was stored at `time_ticks`."""
         kind = event.kind
         if kind == tracepoints.MARKER:
             if event.cookie:
@@ -264,9 +277,9 @@ class Rpt:
             self._move(mm_index, event.pa, event.va)
 
     def after_loss(self) -> None:
-        """Stores may have been lost: those that events announced are taken for made.
+        """Assume after a loss that all stores announced by events were made.
 
-        PTE slots for which there are no events may have been written.
+        PTE slots without entry events may have been written.
         """
         state, pending = self.tables.state, self.tables.pending
         for slot in self._announced:
@@ -280,7 +293,7 @@ class Rpt:
         self._handed_out.clear()
 
     def slot(self, address: int) -> int:
-        """Slot index of a physical address, or -1 where no table was ever."""
+        """Slot index of a physical address, or -1 if no table was ever there."""
         if not self._inside(address):
             return -1
         offset = address - self.base
@@ -288,7 +301,7 @@ class Rpt:
         return -1 if frame < 0 else frame * ENTRIES + (offset >> 3) % ENTRIES
 
     def level(self, address: int) -> int:
-        """What the page of a physical address in the region is: a table of that level, or 0."""
+        """Level of the table at a physical address in the region, or 0."""
         return int(self.tables.level[(address - self.base) >> PAGE_SHIFT])
 
     def _inside(self, address: int) -> bool:
@@ -314,7 +327,7 @@ class Rpt:
 
     def _grow(self, name: str, fill: int) -> None:
         old = getattr(self.tables, name)
-        # Zeros that nobody touches take no memory.
+        # Untouched zeros take no memory.
         new = np.full(2 * old.size, fill, old.dtype) if fill else np.zeros(2 * old.size, old.dtype)
         new[: old.size] = old
         self.tables = self.tables._replace(**{name: new})
@@ -327,7 +340,7 @@ class Rpt:
         slot = self.slot(slot_address)
         if slot >= 0:
             line = slot & -self.line
-            if self.tables.tally[line]:  # the reads to come are other ones
+            if self.tables.tally[line]:  # later reads are of another kind
                 self._retire(slice(line, line + self.line))
             self.tables.pending[slot] = state + 1
             if state == LEAF and holds_pmds(self.tables.parent[slot // ENTRIES]):
@@ -345,7 +358,7 @@ class Rpt:
         self._handed_out.add(page)
         if self.tables.frame[page] == new_frame:
             return  # none of its slots was ever used
-        # Tables are handed out empty.
+        # Tables are empty when allocated.
         t, slots = self.tables, self._slots(page)
         self._retire(slots)
         for array in (t.state, t.pending, t.owed, t.mapped):
@@ -382,7 +395,7 @@ class Rpt:
     def _move(self, mm_index: int, address: int, va: int) -> None:
         span = ENTRIES << ENTRY_SHIFT[2]
         base = va // span * span
-        if not self._inside(address):  # a table of PMDs that is not traced, with some below it
+        if not self._inside(address):  # an untraced PMD table, with traced tables below it
             for page, slot_address in list(self._slot_outside.items()):
                 if slot_address >> PAGE_SHIFT == address >> PAGE_SHIFT:
                     i = (slot_address >> 3) % ENTRIES
@@ -400,7 +413,7 @@ class Rpt:
             self._own(child, range_, first + i)
 
     def _own(self, page: int, range_: int, parent_slot: int) -> None:
-        """Let `page` serve `range_` from now on, and no other."""
+        """Let `page` serve `range_`, and nothing else, from now on."""
         t = self.tables
         frame = int(t.frame[page])
         old = int(t.range_of_frame[frame])
@@ -424,7 +437,7 @@ class Rpt:
         )
 
     def restart(self) -> None:
-        """Forget what fault events wait for, as before a segment."""
+        """Clear the state of pending fault events, before a segment."""
         t = self.tables
         for frame in np.flatnonzero(t.waits).tolist():
             slots = slice(frame * ENTRIES, (frame + 1) * ENTRIES)
@@ -441,7 +454,7 @@ class Rpt:
         t.quick_slot[pages] = np.where(plain, first | np.where(of_pmds, OF_PMDS, 0), NO_SLOT)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what reads left behind."""
+        """Drop the state that reads leave."""
         small = {name: getattr(self.tables, name)[:0] for name in (*_OF_READS, "row_of")}
         return self.__dict__ | {
             "tables": self.tables._replace(**small),
@@ -458,12 +471,12 @@ class Rpt:
         self.tables = self.tables._replace(**nothing, row_of=row_of)
 
     def counts(self) -> list[Counts]:
-        """The counts, since the last call, of slots whose reads are of other pages now."""
+        """Take the counts of slots that have changed their page since the last call."""
         found, self._retired = self._retired, []
         return found
 
     def take_counts(self, first: int, end: int) -> Counts | None:
-        """Take the counts of the slots ``first … end``, which are 0 then; None if all were 0."""
+        """Take and clear the counts of the slots ``[first, end)``; None if all were 0."""
         t = self.tables
         slot = np.flatnonzero(t.tally[first:end])
         if not slot.size:
@@ -483,7 +496,7 @@ class Rpt:
 
     @property
     def slots(self) -> int:
-        """Slots in use."""
+        """Number of slots in use."""
         return self._frames * ENTRIES
 
     def _lines(self, slots: int) -> int:
@@ -506,23 +519,23 @@ class Rpt:
 
 @inlined
 def page_number(range_: Integer, entry: Integer, span: Integer, line: Integer) -> Integer:
-    """Number of the page of an entry of a range, or of as many neighbours as `span` says.
+    """Number of the page of an entry of a range, or of the run of `span` neighbouring pages.
 
-    `line`: entries that a bus address stands for. Numbers follow from the tables alone, so who
-    replays a part of a stream need not know of the others.
+    `line`: entries that a bus address stands for. Numbers follow from the tables alone, so segments
+    can be replayed independently.
     """
     return (np.int64(range_) * ENTRIES + entry) * line + span - 1
 
 
 @inlined
 def holds_pmds(parent: Integer) -> Integer:
-    """Whether an element of `Tables.parent` is that of a table of PMDs (or which elements are)."""
+    """Whether elements of `Tables.parent` belong to PMD tables."""
     return parent < NO_PARENT
 
 
 @inlined
 def are_misses(slot: Integer, parents: npt.NDArray[np.int64], state: npt.NDArray[np.uint8]) -> bool:
-    """Whether what `Tables.tally` counts of a slot are misses, and not reads on the way to one."""
+    """Whether `Tables.tally` of a slot counts misses, and not reads of non-leaf PMD entries."""
     return not (holds_pmds(parents[slot // ENTRIES]) and state[slot] == TABLE)
 
 
@@ -533,7 +546,7 @@ def page_counted(
     counted_page: npt.NDArray[np.uint32],
     range_of_frame: npt.NDArray[np.int32],
 ) -> Integer:
-    """Number of the page that `Tables.tally` counts reads of a slot for."""
+    """Number of the page for which `Tables.tally` counts a slot's reads."""
     if line > 1:
         return np.int64(counted_page[slot // line])
     return page_number(range_of_frame[slot // ENTRIES], slot % ENTRIES, 1, 1)
@@ -541,9 +554,9 @@ def page_counted(
 
 @inlined
 def first_quick(frame: Integer, level: Integer, parent: Integer) -> Integer:
-    """The element of `Tables.quick_slot` of a table that no fault event to come is about.
+    """The element of `Tables.quick_slot` of a table without pending fault events.
 
-    `NO_SLOT` of one that is not what it was linked as.
+    `NO_SLOT` if the frame does not hold a table of this level any more.
     """
     slot = np.int64(frame) * ENTRIES
     if level != (2 if holds_pmds(parent) else 1) or slot >= OF_PMDS:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Replays a capture stream against the reverse page table: what was each access?
+"""Replays a capture stream against the reverse page table and classifies each access.
 
-Reads of leaf entries are misses; kept apart are walks that ended in a fault and reads of PMD
-entries that point to a table. Stores keep the slots' state. A read that none of these explains is
-an error, counted and listed.
+Reads of leaf entries are misses. Walks that ended in a fault and reads of PMD entries that point to
+a table are counted separately. Stores update the slots' state. A read that none of these explains
+is an error, which is counted and listed.
 """
 
 from __future__ import annotations
@@ -81,22 +81,22 @@ WALK_STEPS = 256
 """Number of recent walks used to estimate the PMD-to-PTE delay at the start of a segment."""
 
 HELD_BACK = 1 << 17
-"""How far back (in accesses, at least) we search for the walk that a fault event reports.
+"""How far back, in accesses, to search at least for the walk that a fault event reports.
 
-An event about an older walk may find nothing (`faults_unmatched`). Reads that are older, and before
-the chunk that the event is in, are settled.
+An event of an older walk may find no match (`faults_unmatched`). Reads that are older and precede
+the event's chunk are settled.
 """
 
 SLOTS_AT_ONCE = 1 << 16
-"""Slots whose counts are moved to the rows of their pages at a time."""
+"""Number of slots whose counts move to the rows of their pages at a time."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """How the capture and the kernel's log go together.
+    """How the capture and the kernel's log relate.
 
     `firsts`: the first access of each chunk of the stream; `started`, `stopped`: the stream begins
-    and ends with the recording, nothing is missing there; `losses`: positions of accesses before
+    and ends with the recording, so nothing is missing there; `losses`: positions of accesses before
     which kernel events were lost.
     """
 
@@ -112,11 +112,11 @@ class Order:
 class Replayer:
     """Classifies every access of a stream, segment by segment.
 
-    `faults`, `entries`: these events were recorded, and may be relied on.
+    `faults`, `entries`: these events were recorded completely.
 
     The reverse page table (`rpt`), the position among the table events and the usual delay of a
-    walk carry over from segment to segment. So do the counts of pages, until `take_pages` takes
-    them; that does not change the result of a segment.
+    walk carry over from segment to segment. The counts of pages accumulate until `take_pages`; they
+    do not affect the result of a segment.
     """
 
     def __init__(self, session: Session, order: Order, *, faults: bool, entries: bool) -> None:
@@ -135,7 +135,7 @@ class Replayer:
         """Distance of each chunk's first access to the nearest fault event."""
         chunks = [chunk for chunk, first in enumerate(order.firsts) if first]
         self.from_fault_ticks[chunks] = self.timed.from_fault_ticks
-        # `_make` without what Python does for each.
+        # Faster than `_make`, which is a Python call per event.
         self.events = list(map(partial(tuple.__new__, TableEvent), log.tables.tolist()))
         self.ticks = order.clock.to_ticks(log.tables["time"])
         placement = order.placement
@@ -148,9 +148,9 @@ class Replayer:
         self.pages, self.rows = no_pages(), 0
 
     def take_pages(self) -> I64:
-        """The counts of pages since the last call: columns, in the order of the pages' numbers.
+        """The counts of pages since the last call, sorted by page number.
 
-        Shape ``(PAGE_COLUMNS, n)``. Among them are pages that were stored to only.
+        Shape ``(PAGE_COLUMNS, n)``; includes pages that were only stored to.
         """
         self.collect(self.pages)
         row_of = self.rpt.tables.row_of
@@ -168,12 +168,12 @@ class Replayer:
                 add_counts(pages, counts)
 
     def add_retired(self, pages: I64) -> None:
-        """Add the counts of slots that are of other pages now."""
+        """Add the counts of slots that have changed their page."""
         for counts in self.rpt.counts():
             add_counts(pages, counts)
 
     def skip(self, reader: Reader, segment: Segment) -> None:
-        """Pass over a segment: apply its stores and table events only."""
+        """Skip a segment: apply only its stores and table events."""
         known = self._stores_and_steps(reader, segment)
         if known is None:
             config = self.config._replace(faults=False, skips=True)
@@ -195,9 +195,9 @@ class Replayer:
     def _stores_and_steps(
         self, reader: Reader, segment: Segment
     ) -> tuple[U64, list[tuple[int, int]]] | None:
-        """Addresses of the stores of a segment, and table events, each before so many of them.
+        """Addresses of a segment's stores, and pairs of a table event and the stores before it.
 
-        None where there may be more than these: losses, lines of entries.
+        None if other things may matter: losses, or bus addresses that stand for several entries.
         """
         cut_off = segment.end_ticks is None and not self.stopped
         if self.config.line > 1 or cut_off or not self.schedule.is_placed:
@@ -230,7 +230,7 @@ class Replayer:
         return run.run(progress)
 
     def ticks_of(self, steps: list[tuple[int, int]], chunk: AnyChunk) -> list[int]:
-        """When each step is: at its marker, or else at the access that it is before."""
+        """Time of each step: that of its marker, or else of the access after it."""
         at = [0 if event == LOSS else self._marker_ticks[event] for _, event in steps]
         if not all(at):
             there = chunk.times([position for position, _ in steps])
@@ -238,7 +238,7 @@ class Replayer:
         return at
 
     def following(self, chunk: int, accesses: int) -> Following:
-        """What follows the first `accesses`: the first access of a chunk, if it has one."""
+        """What follows after `accesses`: the first access of a chunk, if it has one."""
         later = bisect_left(self._first_numbers, accesses + HELD_BACK)
         horizon = self._first_ticks[later] if later < self._first_ticks.size else NEVER
         first = self._firsts[chunk] if chunk < len(self._firsts) else None
@@ -300,7 +300,7 @@ class _SegmentReplay:
         self._accesses: Accesses | None = None
         self._done_accesses = segment.first_access
         self._last_ticks = 0
-        self._begun: deque[tuple[int, int]] = deque()  # chunks: first access and read of each
+        self._begun: deque[tuple[int, int]] = deque()  # first access and read of each chunk
         cut = segment.number > 0 or segment.end_ticks is not None
         self._learns = cut and config.line > 1 and config.huge
 
@@ -342,7 +342,7 @@ class _SegmentReplay:
         progress: partial[None],
     ) -> None:
         replayer, config = self._replayer, self._config
-        # Alike whether the segment is replayed or skipped: the next ones begin with it.
+        # Learn the same whether the segment is replayed or skipped: later segments use the result.
         whole = chunk.decoded() if self._learns else None
         if self._segment.number and self._done_accesses == self._segment.first_access:
             known = replayer.walk_steps
@@ -384,9 +384,9 @@ class _SegmentReplay:
     def _stores_only(
         self, chunk: AnyChunk, steps: list[tuple[int, int]], before_ticks: int
     ) -> tuple[Chunk, list[tuple[int, int]], list[int]]:
-        """The stores of a chunk, steps among them, and up to when each step applies events.
+        """The stores of a chunk, the steps between them, and the time of events before each step.
 
-        The reads that are left out would apply the events before them.
+        The omitted reads would have applied the events before them.
         """
         positions = [position for position, _ in steps]
         until = [0] * len(steps)
@@ -402,7 +402,7 @@ class _SegmentReplay:
         return Chunk(times, addresses, np.ones(rows.size, np.bool_)), steps, until
 
     def _make_room_for(self, accesses: int) -> None:
-        """Make room for the pages, records and held reads of so many accesses."""
+        """Make room for the pages, records and held reads of a number of accesses."""
         replayer, cursors = self._replayer, self._cursors
         reads = int(self._tally["reads"][0])
         replayer.pages = with_room(replayer.pages, int(cursors["rows"][0]) + 1, accesses)
@@ -425,7 +425,7 @@ class _SegmentReplay:
             self._held = _room_to_hold(self._held, int(cursors["held"][0]), accesses)
 
     def _share(self) -> None:
-        """Put what the compiled functions use to memory, if some of it was exchanged."""
+        """Update the memory block of the compiled functions if an array was replaced."""
         shared, tables, pages = self._shared, self._replayer.rpt.tables, self._replayer.pages
         if (
             shared
@@ -442,11 +442,11 @@ class _SegmentReplay:
         ROOM.put(self._memory, self._shared)
 
     def _share_accesses(self, accesses: Accesses) -> None:
-        self._accesses = accesses  # or its arrays would go
+        self._accesses = accesses  # keeps its arrays alive
         ACCESSES.put(self._chunk_memory, accesses)
 
     def _replay_accesses(self, chunk: AnyChunk, start: int, end: int) -> None:
-        """Replay accesses of a chunk, between which no table event stands."""
+        """Replay accesses of a chunk that have no table event between them."""
         rpt = self._replayer.rpt
         while start < end:
             stop = _before_epochs_end(chunk, start, end, rpt.epoch_ticks)
@@ -458,7 +458,7 @@ class _SegmentReplay:
                 self._cursors["epoch"] = rpt.epoch_ticks
 
     def _learn_steps(self, whole: Chunk, begin: int, end: int) -> None:
-        """Learn how long walks take from the first chunks that show it."""
+        """Learn the duration of walks from the first chunks that show it."""
         part = slice(begin, end)
         steps = np.empty(end - begin, np.int64)
         found = steps_of_walks(
@@ -480,13 +480,13 @@ class _SegmentReplay:
         self._share()
 
     def _lose(self) -> None:
-        """Something was lost here: what follows is not joined with what was before."""
+        """Separate the accesses after a loss from those before it."""
         match_until(NEVER, self._memory)
         rpt, cursors = self._replayer.rpt, self._cursors
         last_read = int(cursors["last_read"][0])
         slot = rpt.slot(last_read)
         if self._config.line > 1 and slot >= 0 and rpt.level(last_read) == 2:
-            # Which of the line's entries was read, the next access would have told.
+            # Only the lost next access could have shown which entry of the line was read.
             rpt.tables.owed[slot & -self._config.line] = 0
         cursors["loss_floor"] = cursors["held"]
         cursors["walk_pmd"] = -1
@@ -499,16 +499,16 @@ def _doubts(timed: Timed, end: int) -> list[tuple[int, int]]:
 
 
 def no_pages() -> I64:
-    """Rows of pages before any is counted."""
+    """An empty array of page rows."""
     return np.zeros((1 << 10, PAGE_COLUMNS), np.int64)
 
 
 _ROWS = 1 << 20
-"""Rows of pages that need not be moved."""
+"""Initial number of page rows."""
 
 
 def with_room(pages: I64, used: int, wanted: int) -> I64:
-    """Rows that have room for more, which are 0; what was never used takes no memory."""
+    """Rows with room for `wanted` more, which are 0; unused rows take no memory."""
     if used + wanted <= pages.shape[0]:
         return pages
     new = np.zeros((max(4 * pages.shape[0], _ROWS) + wanted, PAGE_COLUMNS), np.int64)
@@ -537,7 +537,7 @@ _NO_BLOCKS, _NO_TIME = np.empty((0, wire.BLOCK_WORDS), np.uint64), np.empty(0, n
 
 
 def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int) -> int:
-    """The end of those accesses in ``start … stop`` that `epoch_ticks` is not too long before."""
+    """The end of the accesses in ``[start, stop)`` whose times `Tables.tally` can hold."""
     end_ticks = epoch_ticks + EPOCH_TICKS
     if chunk.last_ticks < end_ticks:
         return stop
@@ -546,7 +546,7 @@ def _before_epochs_end(chunk: AnyChunk, start: int, stop: int, epoch_ticks: int)
 
 
 def _room_to_hold(held: Held, n_held: int, wanted: int) -> Held:
-    """Forget all but the last `HELD_BACK` reads if there is no room for `wanted` more."""
+    """Drop all but the last `HELD_BACK` reads if there is no room for `wanted` more."""
     used = n_held - int(held.first[0])
     if used + wanted <= held.time.size:
         return held

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Cuts a stream into segments that are replayed independently, and joins their results.
 
-A segment needs to know of earlier ones only which tables there are and which of their entries were
-stored to: a checkpoint of the reverse page table, which stores and table events alone change. So
+A segment depends on earlier ones only through a checkpoint of the reverse page table: which tables
+exist, and which of their entries were stored to. Only stores and table events change this state, so
 segments can be replayed anywhere and in any order. Fault events are matched with reads of their own
-segment, so the stream is cut where no fault is near; the delays between events and reads are
-learned anew in each segment.
+segment, so the stream is cut far from fault events; each segment learns the delays between events
+and reads anew.
 
-The cuts follow from the capture alone, and page numbers follow from the tables: the results are the
-same, byte by byte, whoever replays the segments.
+The cuts follow from the capture alone, and page numbers from the tables, so the results are the
+same, byte for byte, however the segments are distributed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ QUIET_S = 1e-3
 
 
 def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -> list[Segment]:
-    """The segments of a stream. One that is merged of several channels is not cut.
+    """The segments of a stream; a stream merged from several channels is not cut.
 
-    `from_fault_ticks`: of each chunk's first access, how far it is from a fault event.
+    `from_fault_ticks`: distance of each chunk's first access to the nearest fault event.
     """
     chunks = [0]
     if isinstance(reader, BusReader):
@@ -70,7 +70,7 @@ def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -
 def _cuts(
     chunks: list[FirstAccess | None], accesses: int, from_fault_ticks: I64, quiet_ticks: int
 ) -> list[int]:
-    """Chunks before which to cut."""
+    """The chunks before which to cut."""
     cuts = []
     since, wanted = 0, _wanted(accesses)
     best: tuple[int, int] | None = None  # distance to the nearest fault event, chunk
@@ -89,16 +89,16 @@ def _cuts(
 
 
 def _wanted(left: int) -> int:
-    """How many accesses the next segment should have."""
+    """Target number of accesses of the next segment, if `left` remain."""
     return min(SEGMENT_ACCESSES, max(left // SEGMENTS_LEFT, SEGMENT_ACCESSES // 8))
 
 
 @dataclass
 class Replay:
-    """A finished replay: the tables at its end, and what its segments found (see `Part`).
+    """A finished replay: the tables at its end, and the results of its segments (see `Part`).
 
-    `tally` has one row of `TALLY`. `pages` has a column for each page that was read, in the order
-    of their numbers; its rows are `page_counts.P_PAGE` …
+    `tally` has one row of `TALLY`. `pages` has a column for each page that was read, sorted by page
+    number; its rows are `page_counts.P_PAGE` …
     """
 
     rpt: Rpt
@@ -109,7 +109,7 @@ class Replay:
 
 
 class Joined:
-    """The results of the segments, joined in their order."""
+    """Joins the results of the segments in order."""
 
     def __init__(self) -> None:
         self._tally = np.zeros(1, TALLY)
@@ -126,7 +126,7 @@ class Joined:
         pending, first = self._walk_pmd, int(part.cursors["first_read"][0])
         if pending >= 0 and first < 0:
             tally["walks_broken"] += 1
-        elif pending >= 0 and first == pending + 1:  # a walk whose two reads the cut parts
+        elif pending >= 0 and first == pending + 1:  # the cut separates the two reads of a walk
             tally["walks_whole"] += 1
             tally["walks_broken"] -= 1
         self._walk_pmd = int(part.cursors["walk_pmd"][0])
@@ -134,26 +134,26 @@ class Joined:
         self._doubts += part.doubts
 
     def add_pages(self, pages: I64) -> None:
-        """Add the counts of some segments' pages: see `Replayer.take_pages`."""
+        """Add the page counts of some segments; see `Replayer.take_pages`."""
         self._pages = merge(self._pages, pages) if self._pages.size else pages
 
     def whole(self, rpt: Rpt) -> Replay:
-        """All of it, with the tables at the end."""
+        """The whole replay; `rpt`: the tables at its end."""
         return Replay(rpt, only_read(self._pages), self._tally, self._unexplained, self._doubts)
 
 
 class Output(Protocol):
-    """Where the reads of one segment go.
+    """Output of one segment's reads.
 
-    A context manager: what is written is whole when it is left without error.
+    A context manager: the output is complete after leaving it without error.
     """
 
     @property
     def records(self) -> Records:
-        """Where the replay puts the reads."""
+        """The records that the replay fills."""
 
     def __enter__(self) -> object:
-        """Begin to write."""
+        """Start writing."""
 
     def __exit__(
         self,
@@ -161,17 +161,17 @@ class Output(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Write the end."""
+        """Finish writing."""
 
     def make_room(self, used: int, settled: int, wanted: int) -> Records:
-        """Write those of the `used` first rows that are `settled`.
+        """Write the first `settled` of the `used` rows.
 
-        Returns records that have the others first, and room for `wanted` more.
+        Returns records that begin with the remaining rows and have room for `wanted` more.
         """
 
     def write(self, rows: int) -> None:
-        """Write the first `rows` rows, which are the last of the segment."""
+        """Write the segment's last rows, the first `rows` of the records."""
 
 
 MakeOutput = Callable[[Segment], Output | None]
-"""Makes the output of a segment; None: nothing is written. Is called by many processes."""
+"""Makes the output of a segment, or None to write nothing; called in several processes."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What the compiled functions of a replay work on, and how they reach it.
+"""The data of the replay's compiled functions.
 
-Each takes `memory`, which holds a `Room` (see `compiled.shared`): ``room = memory.room``.
+Each function takes `memory`, which holds a `Room` (see `compiled.shared`): ``room = memory.room``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ZERO = np.uint64(0)
 MISS, FAULT, PMD_READ = range(3)
 """Kinds of output records."""
 
-# Reasons why a read is not explained.
+# Reasons why a read is unexplained.
 IN_MARKERS, NO_TABLE, OUTSIDE_REGION = range(3)
 REASONS = ("in the marker area", "of a page that holds no table", "outside the region")
 EXAMPLES = 16
@@ -44,7 +44,7 @@ def _record(*names: str) -> np.dtype[np.void]:
 TALLY = _record(
     "reads",  # classified: misses, walks that faulted, reads of PMD entries on the way to a PTE
     "stores",
-    "stores_unowned",  # … to pages that were never handed out as a table
+    "stores_unowned",  # … to pages that were never allocated as a table
     "unexplained",
     "readbacks",  # reads by the kernel, before it flushed TLBs
     "faults_empty",  # fault events set off against reads of empty slots
@@ -54,9 +54,9 @@ TALLY = _record(
     "faults_unmatched",
     "walks_whole",
     "walks_broken",
-    "ambiguous",  # reads of lines of PMD entries whose kind had to be told from the time between
+    "ambiguous",  # reads of lines of PMD entries, classified by the time to the next read
 )
-"""What a replay counts; segments add up."""
+"""Counters of a replay; those of segments add up."""
 
 CURSORS = _record(
     "rows",  # pages that have a row of counts, from 1
@@ -74,23 +74,23 @@ CURSORS = _record(
     "walk_pmd_ticks",  # its time
     "first_read",  # parent line, plus one, if the first read is of a PTE; -1: of a PMD entry; or 0
 )
-"""How far a replay is."""
+"""Position of a replay."""
 
 DELAYS = _record(
     "walk_step",  # ticks from a walk's read of a PMD entry to that of the PTE, usually, × 16
     "lag_least",  # least ticks from a read of an empty entry to its fault event
     "retry_least",  # … to the next read of the slot, with that event between
 )
-"""What a replay learned about the times between events and reads."""
+"""Delays between events and reads that a replay has learned."""
 
 LEAST_UNKNOWN = np.iinfo(np.int64).max
-"""Before the first was seen."""
+"""Value before the first measurement."""
 
 GROUP = BLOCK_RECORDS_MAX
-"""Accesses that are looked at together."""
+"""Accesses per group of the compiled loop."""
 
 WATCH_GROUPS = 64
-"""After this many groups, look for tables that fault events to come are about."""
+"""Number of groups after which to watch the tables of further fault events."""
 
 
 class Records(NamedTuple):
@@ -102,17 +102,17 @@ class Records(NamedTuple):
 
 
 MakeRoom = Callable[[int, int, int], Records]
-"""Given how many records there are, how many of these are settled and how many are to come.
+"""Called with the numbers of used, settled and wanted records.
 
-Returns records that have those not settled first, and room.
+Returns records that begin with the unsettled ones and have room for the wanted ones.
 """
 
 
 class Following(NamedTuple):
-    """What comes after a chunk.
+    """What follows a chunk.
 
-    The `address` read right after it, at `ticks`, or `NO_ADDRESS`; at the `horizon` or later, no
-    fault event is about one of its accesses.
+    `address` is read right after it, at `ticks`, or `NO_ADDRESS`. No fault event at or after
+    `horizon` matches one of the chunk's accesses.
     """
 
     address: np.uint64
@@ -123,9 +123,8 @@ class Following(NamedTuple):
 class Accesses(NamedTuple):
     """A chunk for the compiled loop.
 
-    Of a `PlainChunk` its undecoded `blocks`, of which there are `size`; of any other chunk, for
-    each access, `words` with the address and the write bit as in a block, and its `time`.
-    `last_ticks`: time of the last access.
+    A `PlainChunk` has `size` undecoded `blocks`. Any other chunk has for each access its `time`,
+    and in `words` its address and write bit as in a block. `last_ticks`: time of the last access.
     """
 
     blocks: U64
@@ -137,11 +136,11 @@ class Accesses(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The last reads that a fault event may be about.
+    """The latest reads that a fault event may match.
 
-    `first` is the number of the one in element 0 (shape ``(1,)``), `record` its number among all
-    reads; `row` is its page's; `previous` is the number, plus one, of the read before of the same
-    slot. `stored`: a store to the slot came before its next read.
+    `first` (shape ``(1,)``): number of the held read in element 0. Per read: `record`, its number
+    among all reads; `row`, the row of its page; `previous`, number plus one of the previous held
+    read of the slot (low 32 bits); `stored`, a store to the slot came before the slot's next read.
     """
 
     first: I64
@@ -156,10 +155,10 @@ class Held(NamedTuple):
 class Timed(NamedTuple):
     """Events without a marker, in bus ticks: kind, ranges of levels 1 and 2, address.
 
-    Of fault events that wait: the `line` they are about, or -1, whether it `was_empty`, and the
-    time of the read if that is certain already, or 0. `doubt_ticks`: the time of a read before a
-    loss that the event may be about, or 0. `held_since`: the first read that was certainly held if
-    the event may be about it.
+    For waiting fault events: `line`, the slot of the line where the walk ended, or -1; `was_empty`;
+    `read_ticks`, the time of the read if it is already certain, or 0; `doubt_ticks`, the time of a
+    read before a loss that may have caused the event, or 0; `held_since`, the first read from which
+    on all reads that may match were held.
     """
 
     time: U64
@@ -185,23 +184,23 @@ class Events(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What stays the same in a replay."""
+    """Constants of a replay."""
 
     base: np.uint64 = _ZERO
     size: np.uint64 = _ZERO
     marker_bytes: np.uint64 = _ZERO
     readback: np.uint64 = _ZERO
-    """Address that the kernel reads back, or no address."""
+    """Address that the kernel reads back, or `NO_ADDRESS`."""
     line: int = 1
     """Entries that one bus address stands for."""
     faults: bool = False
     entries: bool = False
     records: bool = False
-    """Reads are written, not only counted."""
+    """Write reads as records, not only count them."""
     skips: bool = False
-    """Only stores matter."""
+    """The segment is skipped: only stores matter."""
     held_groups: int = 0
-    """Groups that cover the `HELD_BACK` accesses before an event."""
+    """Number of groups that cover the `HELD_BACK` accesses before an event."""
     patience: int = 0
     """Ticks that a read of an empty entry waits for its fault event."""
     hold: np.uint64 = _ZERO
@@ -209,13 +208,13 @@ class Config(NamedTuple):
     huge: bool = False
     """Reads of PMD entries may be of huge pages."""
     clock_error: int = 0
-    """Ticks that the clocks may be apart."""
+    """Bound of the clocks' error in ticks."""
     overtaken: int = 0
-    """Ticks after its read that a CPU's event may come behind another's; 0: one CPU."""
+    """How long before its event a read may be that another CPU's followed, in ticks; 0: one CPU."""
 
 
 class Room(NamedTuple):
-    """All that a replay works on, except the accesses. `slots` has room for those of a `GROUP`."""
+    """All data of a replay except the accesses; `slots` has room for one `GROUP`."""
 
     t: Tables
     out: Records
@@ -234,7 +233,7 @@ NO_RECORDS = Records(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0,
 
 
 def hold_none(capacity: int) -> Held:
-    """Room for so many reads."""
+    """An empty `Held` for `capacity` reads."""
     return Held(
         first=np.zeros(1, np.int64),
         record=np.empty(capacity, np.int64),
@@ -253,7 +252,7 @@ NO_EVENTS = Events(
 
 
 def waiting(events: Events) -> Timed:
-    """Events to come."""
+    """A `Timed` of events that have not been applied."""
     size = events.time.size
     return Timed(
         *events,
@@ -280,7 +279,7 @@ ACCESSES.attach("accesses")
 
 
 class AccessesMemory(Protocol):
-    """Memory that holds `Accesses`, in compiled code."""
+    """Type of the memory that holds `Accesses`, in compiled code."""
 
     accesses: Accesses
 
@@ -304,18 +303,18 @@ ROOM.attach("room")
 
 
 class RoomMemory(Protocol):
-    """Memory that holds a `Room`, in compiled code."""
+    """Type of the memory that holds a `Room`, in compiled code."""
 
     room: Room
 
 
 @dataclass
 class Part:
-    """What a replay found in a segment, besides the counts of pages.
+    """Results of a segment, except the counts of pages.
 
-    `tally`, `cursors` and `delays` have one row of `TALLY` and so on. `unexplained` lists the first
-    reads that nothing explains, as ticks, address and reason; `doubts` the times from a read to a
-    fault event that may be about it, if it is not about one that was lost (ticks).
+    `tally`, `cursors` and `delays` have one row of `TALLY` etc. `unexplained` lists ticks, address
+    and reason of the first unexplained reads. `doubts` lists intervals in ticks from a read to a
+    fault event that belongs either to it or to a lost read.
     """
 
     tally: Record
@@ -327,10 +326,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the stream that is replayed alone: see `ptat_parser.replay.segments`.
+    """A part of the stream that is replayed independently: see `ptat_parser.replay.segments`.
 
-    Blocks ``first_block … end_block``; the number of the first access, and of the first one after;
-    the time of the first access, and of the first one after, None at the end of the stream.
+    Blocks ``[first_block, end_block)``, and the numbers and times of the first access and of the
+    first access after the segment (None at the end of the stream).
     """
 
     number: int

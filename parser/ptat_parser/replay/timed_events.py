@@ -22,7 +22,7 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 _RANGE_SHIFT = {level: shift + (ENTRIES - 1).bit_length() for level, shift in ENTRY_SHIFT.items()}
-"""Of the range that a table of each level serves."""
+"""log2 of the bytes that a table of each level serves."""
 
 _LEAST_SHIFT = np.uint64(_RANGE_SHIFT[1])
 
@@ -31,17 +31,17 @@ _VA_MASK = np.uint64((1 << 61) - 1)
 
 
 class TimedEvents:
-    """The fault and entry events that may be relied on (`Config.faults`, `Config.entries`).
+    """The fault and entry events, if they were recorded (`Config.faults`, `Config.entries`).
 
-    Their ranges get numbers in the reverse page table at once, so that the numbers do not depend on
-    which segments are replayed where.
+    Their ranges are numbered in the reverse page table in advance, so that the numbers do not
+    depend on where segments are replayed.
     """
 
     def __init__(
         self, log: kernel_log.TimedLog, clock: Clock, config: Config, rpt: Rpt, ticks: U64
     ) -> None:
         self._log, self._clock = log, clock
-        self._known: dict[tuple[bool, bool], Events] = {}  # of all segments, by what is relied on
+        self._known: dict[tuple[bool, bool], Events] = {}  # of all segments, by (faults, entries)
         spaces: dict[int, int] = {}
         keys = np.empty(0, np.uint64)
         nearest = _Nearest(ticks)
@@ -52,7 +52,7 @@ class TimedEvents:
             mm = _by_value(found.mm, lambda mm: spaces.setdefault(mm, len(spaces)), np.uint64)
             keys = np.union1d(keys, _keys(mm, found.va, 1))
         self.from_fault_ticks = nearest.distance()
-        """How far each of the times `ticks` is from a fault event; the most there is: from none."""
+        """Distance of each of `ticks` to the nearest fault event; int64 maximum if none."""
         index = {mm: rpt.mm_index(mm) for mm in sorted(spaces)}
         of_space = np.array([index[mm] for mm in spaces], np.uint64)
         mm, va = of_space[keys >> _MM_SHIFT], keys << np.uint64(_RANGE_SHIFT[1]) & _VA_MASK
@@ -63,7 +63,7 @@ class TimedEvents:
             self._known[config.faults, config.entries] = _events(found, rpt)
 
     def of(self, segment: Segment, config: Config, rpt: Rpt) -> Timed:
-        """Those of a segment's time; none has waited yet."""
+        """The events of a segment's interval, not applied yet."""
         log, clock = self._log, self._clock
         if not (config.faults * log.faults or config.entries * log.entries):
             return waiting(NO_EVENTS)
@@ -86,14 +86,14 @@ class TimedEvents:
         return waiting(Events._make(column[inside] for column in events))
 
     def _wanted(self, events: npt.NDArray[Any], config: Config) -> npt.NDArray[Any]:
-        """Those events that may be relied on."""
+        """The events whose kinds were recorded completely."""
         faults, entries = config.faults, config.entries
         if (faults or not self._log.faults) and (entries or not self._log.entries):
             return events
         return events[np.where(events["kind"] == tracepoints.FAULT, faults, entries)]
 
     def _around(self, segment: Segment) -> tuple[int, int]:
-        """Clock cycles of the first and last events that may be of a segment's time."""
+        """Interval in clock cycles that covers the events of a segment."""
         clock = self._clock
         around = 2 + math.ceil(2 * clock.cycles_per_tick)
         since, until = 0, tracepoints.END_OF_CYCLES
@@ -104,15 +104,14 @@ class TimedEvents:
         return since, until
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what the log tells again."""
+        """Drop what can be read from the log again."""
         return self.__dict__ | {"_known": {}}
 
 
 class _InTicks(NamedTuple):
-    """Events in bus ticks, and of which range they are: see `_events`.
+    """Events in bus ticks, in runs of one level-1 range each.
 
-    `begins`: the first of those, one after the other, that are of one range of level 1; for each of
-    these its address space and an address.
+    `begins`: first event of each run; for each run its address space and an address.
     """
 
     time: U64
@@ -125,7 +124,9 @@ class _InTicks(NamedTuple):
 
 def _in_ticks(events: npt.NDArray[Any], clock: Clock) -> _InTicks:
     time = clock.to_ticks(events["time"])
-    time += np.uint64(1)  # the bus shows whole ticks: one after an access may seem before it
+    time += np.uint64(
+        1
+    )  # the bus rounds down to ticks: an event after an access may seem before it
     kind = events["kind"].copy()
     address = np.where(kind == tracepoints.FAULT, events["va"], events["slot_pa"])
     base = events["va"] >> _LEAST_SHIFT
@@ -135,7 +136,7 @@ def _in_ticks(events: npt.NDArray[Any], clock: Clock) -> _InTicks:
 
 
 def _events(found: _InTicks, rpt: Rpt) -> Events:
-    """With the numbers of their ranges."""
+    """The events, with the numbers of their ranges."""
     follow = np.diff(found.begins, append=found.time.size)
     mm = _by_value(found.mm, rpt.mm_index, np.uint64)
     range1, range2 = (
@@ -148,7 +149,7 @@ def _events(found: _InTicks, rpt: Rpt) -> Events:
 
 
 def _keys(mm: U64, va: U64, level: int) -> U64:
-    """Numbers of the ranges that addresses belong to."""
+    """Keys of the ranges that addresses belong to."""
     return mm << _MM_SHIFT | (va & _VA_MASK) >> np.uint64(_RANGE_SHIFT[level])
 
 
@@ -157,23 +158,23 @@ def _range_of_key(rpt: Rpt, key: int, level: int) -> int:
 
 
 def _by_value(values: U64, of: Callable[[int], int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """What a function gives for each value, of which there are few."""
+    """Apply `of` to each value; calls it once per distinct value."""
     unique, inverse = np.unique(values, return_inverse=True)
     found: npt.NDArray[Any] = np.array([of(value) for value in unique.tolist()], dtype)[inverse]
     return found
 
 
 class _Nearest:
-    """How far each of some times, which are sorted, is from the nearest of others."""
+    """Distances of sorted times to the nearest of other times."""
 
     def __init__(self, ticks: U64) -> None:
         self._ticks = ticks.astype(np.int64)
         self._distance: I64 = np.full(ticks.size, np.iinfo(np.int64).max)
-        self._before = np.empty(0, np.int64)  # the last of those seen
+        self._before = np.empty(0, np.int64)  # the last of the other times so far
         self._done = 0
 
     def see(self, others: U64) -> None:
-        """More of the others, later ones."""
+        """Add later ones of the other times."""
         if others.size:
             there = np.append(self._before, others.view(np.int64))
             self._find(there, int(np.searchsorted(self._ticks, there[-1])))
@@ -190,7 +191,7 @@ class _Nearest:
         self._done = max(self._done, end)
 
     def distance(self) -> I64:
-        """When all others were seen; the most that there is where there are none."""
+        """The distances, after the last `see`; int64 maximum if there were no other times."""
         if self._before.size:
             self._find(self._before, self._ticks.size)
         return self._distance

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Which reads of PMD entries and of PTEs are one walk, and what the former were."""
+"""Pairs reads of PMD entries and of PTEs to walks, and classifies the reads of PMD entries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ I64 = npt.NDArray[np.int64]
 
 @bare
 def table_line(address: Integer, memory: RoomMemory) -> Integer:
-    """Line of the PMD entry that leads to the PTE table that holds `address`, or -1."""
+    """Line of the PMD entry that points to the PTE table at `address`, or -1."""
     room = memory.room
     offset = address - room.config.base
     if offset >= room.config.size:
@@ -44,10 +44,10 @@ def pmd_kind(
 ) -> tuple[Integer, bool, bool]:
     """The kind of a read of a line of PMD entries.
 
-    The next read, `gap` ticks later, is of a PTE table that an entry of `next_line` leads to. Where
-    the line holds both huge pages and tables, that decides: a walk goes on to the table at once,
-    the next walk comes later. Returns the kind, whether the entry was certainly empty and whether
-    the walk goes on in the region.
+    The next read, `gap` ticks later, is of a PTE table to which an entry of `next_line` points. If
+    the line holds both huge pages and tables, the gap decides: a walk continues to the table at
+    once, another walk comes later. Returns the kind, whether the entry was certainly empty, and
+    whether the walk continues in the region.
     """
     room = memory.room
     state, line, tally = room.t.state, room.config.line, room.tally
@@ -77,7 +77,7 @@ def pmd_kind(
 
 @bare
 def end_walk(parent_slot: Integer, now: Integer, memory: RoomMemory) -> None:
-    """A PTE was read right after a PMD entry (`walk_pmd`): did that lead to its table?"""
+    """Count the walk of a PTE read right after a PMD entry (`walk_pmd`) as whole or broken."""
     room = memory.room
     tally, cursors, delays = room.tally, room.cursors, room.delays
     if parent_slot < 0 or parent_slot & -room.config.line != cursors.walk_pmd:
@@ -90,7 +90,7 @@ def end_walk(parent_slot: Integer, now: Integer, memory: RoomMemory) -> None:
 
 @inlined
 def _usual_step(usual: Integer, step: Integer) -> Integer:
-    """A moving average that outliers cannot carry away."""
+    """A moving average that is robust against outliers."""
     return usual + (min(step, 4 * usual) - usual) // 8 if usual else step
 
 
@@ -104,15 +104,15 @@ def count_walks(
     now: Integer,
     memory: RoomMemory,
 ) -> None:
-    """Count the walks among reads that `count_reads` counted, and write the kinds of the reads.
+    """Count the walks among the reads counted by `count_reads`, and write the reads' kinds.
 
-    `before`: time of the access before `start`; `now`: of the last one.
+    `before`: time of the access before `start`; `now`: time of the last access.
     """
     if start == end:
         return
     room = memory.room
     config, tally, cursors = room.config, room.tally, room.cursors
-    if config.line == 1 or not config.huge:  # else the steps of walks are needed
+    if config.line == 1 or not config.huge:  # otherwise the durations of walks are needed
         done, whole, broken = pair_reads(start, end, memory)
         if done:
             if room.out.kind.size:
@@ -132,7 +132,7 @@ def count_walks(
 def _count_walks_one_by_one(
     words: U64, time: U64, start: Integer, end: Integer, before: Integer, memory: RoomMemory
 ) -> None:
-    """The same where huge pages may be among the reads; sets `walk_pmd`, not its time."""
+    """Like `count_walks` if some reads may be of huge pages; sets `walk_pmd`, but not its time."""
     room = memory.room
     slots, parents, state, line = room.slots, room.t.parent, room.t.state, room.config.line
     tally, cursors, delays = room.tally, room.cursors, room.delays
@@ -177,7 +177,7 @@ def steps_of_walks(
 ) -> Integer:
     """Fill `steps` with ticks × 16 from a walk's read of a PMD entry to that of its PTE.
 
-    Only lines count that hold tables and to which no huge page will be stored. Returns how many.
+    Uses only lines that hold tables and no pending huge page. Returns the number of steps.
     """
     room = memory.room
     t, config = room.t, room.config

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Runs the segments of a stream: in processes of this machine, or on a cluster.
 
-An executor shares the segments out. Each share is replayed by a `Work` of its own, which passes
-over the segments of others; `run` joins what they find.
+An executor distributes the segments. Each share is replayed by its own `Work`, which skips the
+segments of other shares; `run` joins the results.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass
 class Done:
-    """What a share of the segments brought: each segment's part, and the counts of pages.
+    """Results of a share of the segments: each segment's part, and the counts of pages.
 
-    `rpt`: the tables at the end of the stream, if the last segment was among them.
+    `rpt`: the tables at the end of the stream, if the share includes the last segment.
     """
 
     parts: dict[int, Part]
@@ -47,7 +47,7 @@ class Done:
 
 @dataclass
 class Work:
-    """Segments, and what it takes to replay them."""
+    """Segments, and everything needed to replay them."""
 
     replayer: Replayer
     reader: Reader
@@ -55,7 +55,7 @@ class Work:
     make_output: MakeOutput
 
     def replay(self, numbers: Iterable[int], progress: Progress = no_progress) -> Done:
-        """Replay the segments of these `numbers`, which ascend, and pass over those between."""
+        """Replay the segments with these ascending `numbers`, and skip those between."""
         parts: dict[int, Part] = {}
         passed = 0
         for number in numbers:
@@ -77,14 +77,14 @@ class Work:
         return part
 
     def _reader(self, segment: Segment) -> Reader:
-        """A reader of the segment's blocks only."""
+        """A reader of the segment's blocks."""
         if len(self.segments) == 1 or not isinstance(self.reader, BusReader):
             return self.reader
         return self.reader.part(segment.first_block, segment.end_block)
 
 
 Executor: TypeAlias = Callable[[Work, Progress], Generator[Done]]
-"""Has all segments of a work replayed, each in one share. Shows progress in blocks."""
+"""Replays all segments of a work, each in exactly one share; shows progress in blocks."""
 
 
 def run(executor: Executor, work: Work, progress: Progress = no_progress) -> Replay:
@@ -92,7 +92,7 @@ def run(executor: Executor, work: Work, progress: Progress = no_progress) -> Rep
     joined, parts, rpt = Joined(), dict[int, Part](), None
     blocks = work.reader.blocks
     shares = executor(work, lambda step, at, _: progress(step, at, blocks))
-    with contextlib.closing(shares):  # after an error, end the others
+    with contextlib.closing(shares):  # after an error, ends the other shares
         for done in shares:
             joined.add_pages(done.pages)
             parts |= done.parts
@@ -105,12 +105,12 @@ def run(executor: Executor, work: Work, progress: Progress = no_progress) -> Rep
 
 
 def in_processes(count: int) -> Executor:
-    """Replay in this process and `count` - 1 forked ones, each claiming the next segment."""
+    """Replay in this process and ``count - 1`` forked ones; each claims the next free segment."""
     return partial(_in_processes, count)
 
 
 def _in_processes(count: int, work: Work, progress: Progress) -> Generator[Done]:
-    # Threads would share Python's lock: two were hardly faster than one.
+    # Not threads: with Python's lock, two were hardly faster than one.
     claimed = multiprocessing.get_context("fork").Value("q", 0)
     claims = partial(_claims, claimed, len(work.segments), os.getpid())
     with contextlib.ExitStack() as stack:
@@ -124,9 +124,9 @@ def _in_processes(count: int, work: Work, progress: Progress) -> Generator[Done]
 
 
 def _claims(claimed: Synchronized[int], count: int, pid: int) -> Iterator[int]:
-    """Claim numbers below `count`, one after the other.
+    """Yields claimed numbers below `count`.
 
-    `pid`: the process that began; those that it forked end with it.
+    `pid`: the parent process; its forked processes stop if it ends.
     """
     while pid in (os.getpid(), os.getppid()):
         with claimed.get_lock():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``results/``: written by the pipeline, read by reports and programs.
+"""``results/``: the pipeline writes it, reports and programs read it.
 
 pipeline (formats → capture, kernel → order → replay) ─ writer, pages, summary, gaps
 reader ─ trace ─ export

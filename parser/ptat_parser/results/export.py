@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Writes misses in formats that other tools read; docs/formats.md shows a line of each.
+"""Exports misses in other tools' formats; docs/formats.md shows a line of each.
 
-All writers stream: what they hold grows with the pages of the trace, not with its misses.
+All writers stream: their memory grows with the pages of the trace, not with its misses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE_SIZES = {1 << 12: "4K", 1 << 21: "2M", 1 << 30: "1G"}
 
 @dataclass(frozen=True)
 class Format:
-    """`write` puts misses into a file; a `seekable` one, if the format needs it."""
+    """An export format. `write` writes misses to a file, which must be seekable if `seekable`."""
 
     write: Callable[[Misses, BinaryIO], None]
     binary: bool = False
@@ -36,9 +36,9 @@ class Format:
 
 
 def export(misses: Misses, format: str, path: Path) -> None:
-    """Write `misses` to a file in one of `FORMATS`; the file appears when it is complete.
+    """Write `misses` to a file in one of `FORMATS`; the file appears only when it is complete.
 
-    Raises `PtatError` if it cannot be written.
+    :raises PtatError: the file cannot be written.
     """
     unfinished = path.with_name(f"{path.name}.new")
     try:
@@ -59,7 +59,7 @@ def export(misses: Misses, format: str, path: Path) -> None:
 
 
 def _wide_parquet(misses: Misses, out: BinaryIO) -> None:
-    # Times grow slowly: differences. What belongs to a page repeats: dictionaries.
+    # Times grow slowly: delta encoding. Columns of pages repeat: dictionaries.
     schema = misses.trace.schema
     repeated = [name for name in schema.names if name != "time"]
     with pq.ParquetWriter(
@@ -93,11 +93,11 @@ def _csv(misses: Misses, out: BinaryIO) -> None:
             writer.write_batch(pa.record_batch(columns, schema))
 
 
-# Text, one miss a line ----------------------------------------------------------------------------
+# Text, one miss per line --------------------------------------------------------------------------
 
 
 def seconds(time_ns: pa.Array) -> pa.Array:
-    """Times in ns as text: seconds with nine decimals."""
+    """Times in ns as text, in seconds with nine decimals."""
     whole = pc.divide(time_ns, 1_000_000_000)
     rest = pc.subtract(time_ns, pc.multiply(whole, 1_000_000_000))
     return pc.binary_join_element_wise(
@@ -106,12 +106,12 @@ def seconds(time_ns: pa.Array) -> pa.Array:
 
 
 def printable(comm: str) -> str:
-    """A name without blanks, so that columns can be cut out of the text."""
+    """A name without spaces, so that the text can be split into columns."""
     return re.sub(r"[^!-~]", lambda found: f"\\x{ord(found[0]):02x}", comm) or "?"
 
 
 def page_texts(pages: pa.Table, line: Callable[..., str], *columns: str) -> pa.Array:
-    """`line` of the columns of each page; names are printable."""
+    """Apply `line` to the columns of each page; names are made printable first."""
     values = [pages[column].to_pylist() for column in columns]
     if "comm" in columns:
         at = columns.index("comm")
@@ -121,9 +121,9 @@ def page_texts(pages: pa.Table, line: Callable[..., str], *columns: str) -> pa.A
 
 
 def write_joined(out: BinaryIO, *texts: pa.Array) -> None:
-    """Write texts joined row by row, which Arrow does without a Python object for each row."""
+    """Write texts joined row by row; Arrow does this without a Python object per row."""
     joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, "")
-    # The text of all rows lies in one buffer, one after the other.
+    # The text of all rows is contiguous in one buffer.
     _, offsets, text = joined.buffers()
     ends = np.frombuffer(offsets, np.int32)[joined.offset : joined.offset + len(joined) + 1]
     if text is not None:
@@ -146,7 +146,7 @@ def _perf(misses: Misses, out: BinaryIO) -> None:
     tgid = pa.array(pages["tgid"].to_numpy())
     for batch in misses.stored():
         rows = batch["page"]
-        # Like perf, of a thread where it is known.
+        # Like perf, name the thread if it is known.
         thread = batch["thread"] if misses.trace.session.traps else tgid.take(rows)
         text = pc.utf8_lpad(seconds(batch["time"]), 15)
         task = pc.utf8_lpad(thread.cast(pa.string()), 7)
@@ -175,7 +175,7 @@ def _lackey(misses: Misses, out: BinaryIO) -> None:
 
 
 def _causes(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
-    """0 read, 1 write, 2 fetch; a bus does not say: read."""
+    """0 read, 1 write, 2 fetch; a bus does not show it, so always read."""
     if "access" not in batch.schema.names:
         return np.zeros(batch.num_rows, np.uint8)
     access = batch["access"].to_numpy()
@@ -186,7 +186,7 @@ def _causes(batch: pa.RecordBatch) -> npt.NDArray[np.uint8]:
 
 
 def _cachegrind(misses: Misses, out: BinaryIO) -> None:
-    """Process as file, 2 MiB of addresses as function, page in them as line."""
+    """Processes become files, ranges of 2 MiB functions, and the pages in them lines."""
     pages = misses.trace.pages
     counts = misses.counts()
     rows = np.flatnonzero(counts)
@@ -220,11 +220,11 @@ _CAUSES = np.array([0, 1, 10], np.uint16)  # read, write, instr
 _THREAD, _THREAD_EXIT, _PID, _HEADER, _FOOTER, _MARKER = 22, 23, 24, 25, 26, 28
 _TIMESTAMP, _CPU_ID, _FILETYPE, _CACHE_LINE, _VERSION, _PAGE_SIZE = 2, 3, 9, 10, 12, 18
 _FORMAT_VERSION = 3
-_FILTERED_X86_64 = 0x40 | 0x80 | 0x100  # only what missed is there, of data and instructions
+_FILTERED_X86_64 = 0x40 | 0x80 | 0x100  # a filtered trace of data and instructions: misses only
 _UNKNOWN_CPU = (1 << 64) - 1
 
 TIMESTAMP_EVERY = 4096
-"""Misses between two time stamps, which DynamoRIO writes once a buffer."""
+"""Misses between two time stamps; DynamoRIO writes one per buffer."""
 
 
 def _drmemtrace(misses: Misses, out: BinaryIO) -> None:
@@ -244,7 +244,7 @@ def _drmemtrace(misses: Misses, out: BinaryIO) -> None:
         time, page = batch["time"].to_numpy(), batch["page"].to_numpy()
         tgid = tgid_of[page]
         thread = batch["thread"].to_numpy() if misses.trace.session.traps else tgid
-        # Before each miss of another thread, and every so often: whose, when, where.
+        # At each change of the thread, and every TIMESTAMP_EVERY misses: thread, time and CPU.
         before = np.diff(thread.astype(np.int64), prepend=last) != 0
         before[::TIMESTAMP_EVERY] = True
         last = int(thread[-1])

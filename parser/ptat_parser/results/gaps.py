@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""When is the trace not to be relied on?
+"""Finds the gaps: the intervals in which the trace may be wrong.
 
-A loss is not only so many records: what is said about reads near it, or from it on, may be wrong.
-Outside of the gaps that are found here, every miss is right.
+A loss affects more than the lost records: the labels of reads near it, or after it, may be wrong.
+Outside the gaps every miss is right.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ptat_parser.order.markers import MarkerStores, Placement
 from ptat_parser.replay.page_faults import PATIENCE_S
 
 GAPS_MAX = 1000
-"""More of them are joined, the nearest first."""
+"""Most gaps to report; beyond it, gaps are joined, the nearest first."""
 
 BUS, MARKER, KERNEL = "bus", "marker", "kernel"
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A time in which the trace is not to be relied on, in ns of kernel time, both included.
+    """An interval in which the trace may be wrong, in ns of kernel time, both ends included.
 
-    None: from the start, or to the end. `causes`: accesses lost on the way from the `bus`, a
-    `marker` without its store or its event, events lost in the `kernel`'s log.
+    None stands for the start or the end of the recording. `causes`: accesses lost on the way from
+    the `bus`, a `marker` without its store or its event, events lost in the `kernel`'s log.
     """
 
     from_ns: int | None
@@ -46,7 +46,7 @@ def find(
     fitted: Clock,
     doubts: list[tuple[int, int]],
 ) -> list[Gap]:
-    """The gaps of a session, in order, none touching another. `doubts` are those of the replay."""
+    """The disjoint gaps of a session, sorted by time; `doubts`: those of the replay."""
     intervals: list[tuple[int, int, str]] = [
         (since, until, BUS) for since, until in found.losses.intervals
     ]
@@ -73,22 +73,23 @@ def find(
 
 
 def first_lost_event(log: KernelLog, stores: MarkerStores, placed: Placement) -> int | None:
-    """From which marker store on table events are missing in the kernel's log; None: of none."""
+    """Marker store from which on table events are missing in the kernel's log, or None."""
     without_event = np.setdiff1d(np.arange(stores.slot.size), placed.store)
     first = [int(without_event[0])] if without_event.size else []
     seqs = log.tables["seq"].astype(np.int64)
     missing = np.flatnonzero(np.diff(seqs) > 1)
     if missing.size:
         before = np.sort(placed.store[placed.event <= missing[0]])
-        # Stores of several CPUs may pass each other: since the marker before the last.
+        # Stores of several CPUs may overtake each other, so go back to the marker before the last.
         first.append(int(before[-2]) if before.size > 1 else 0)
     return min(first, default=None)
 
 
 def _of_markers(log: KernelLog, stores: MarkerStores, placed: Placement) -> list[tuple[int, int]]:
-    """In ticks. An event that was lost is missed from its marker on, to the end.
+    """The gaps of lost markers and table events, in ticks.
 
-    An event without a marker is somewhere between the markers before and after it.
+    A lost event causes a gap from its marker to the end. An event without a marker lies between the
+    markers before and after it.
     """
     intervals = []
     seqs = log.tables["seq"].astype(np.int64)

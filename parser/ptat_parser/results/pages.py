@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``pages.parquet``: one row for each page that was read."""
+"""``pages.parquet``: one row per page that was read."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ PAGE_COLUMNS = {
 
 
 Pages = dict[str, npt.NDArray[Any]]
-"""Those columns; `comm` is the index of the address space."""
+"""The columns as arrays; `comm` holds the index of the address space."""
 
 
 def pages_of(done: Replay, fitted: Clock, line: int) -> Pages:
-    """The rows of the pages that a replay read. `line`: entries that a bus address stands for."""
+    """The rows of the pages in a replay. `line`: entries that a bus address stands for."""
     rpt, columns = done.rpt, done.pages
     entry, more = np.divmod(columns[page_counts.P_PAGE], line)
     range_, entry = np.divmod(entry, ENTRIES)
@@ -63,7 +63,7 @@ def pages_of(done: Replay, fitted: Clock, line: int) -> Pages:
 
 
 def write_pages(pages: Pages, comms: list[str], path: Path) -> None:
-    """Write ``pages.parquet``; `comms`: of the address spaces."""
+    """Write ``pages.parquet``; `comms`: names of the address spaces' processes."""
     columns = [
         Text(name, comms or [""]) if dtype is str else Column(name, dtype)
         for name, dtype in PAGE_COLUMNS.items()

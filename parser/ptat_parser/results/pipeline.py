@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Parses a session into ``results/``.
 
-`parse` writes the results, `load` opens them and parses the session first where that is needed::
+`parse` writes the results; `load` opens them, and parses the session first if needed::
 
     results = ptat_parser.parse(directory)
     for time_ns, page in results.misses():
@@ -40,7 +40,7 @@ from ptat_parser.results.summary import FORMAT, VERSION, summary_of
 from ptat_parser.results.writer import MakeSegmentFiles
 
 ORDERED_FILE = "program-order.raw"
-WAITING = "waiting for who parses it already"
+WAITING = "waiting for another parse of this session"
 
 
 def parse(
@@ -54,11 +54,13 @@ def parse(
 ) -> Results:
     """Parse a session and write its ``results/``, replacing older ones.
 
-    `salvage` leaves damaged blocks of the capture out; `counts_only` writes no single misses,
-    only ``pages.parquet`` and ``summary.json``. `workers` processes, or the workers of the Dask
-    cluster whose scheduler is at `address`, share the work, which makes no difference to what is
-    written. Who parses the session already is waited for. Raises `PtatError` where the input is
-    missing or damaged, or the disk full.
+    Waits if another process is parsing the same session.
+
+    :param salvage: skip damaged blocks of the capture.
+    :param counts_only: write only ``pages.parquet`` and ``summary.json``, not single misses.
+    :param workers: number of processes; the results do not depend on it.
+    :param address: Dask scheduler whose workers parse the session instead.
+    :raises PtatError: the input is missing or damaged, or the disk is full.
     """
     session = Session(directory)
     try:
@@ -81,9 +83,9 @@ def parse(
 
 
 def load(directory: Path, *, progress: Progress = no_progress) -> Results:
-    """The results of a session, parsing it if that has not been done yet.
+    """The results of a session; parses it if there are none.
 
-    Results of another version of the parser, or older than the recording, are made again.
+    Results that are older than the recording or of another version of the parser are replaced.
     """
     session = Session(directory)
     path = session.results_path / "summary.json"
@@ -116,7 +118,7 @@ def _parse_into(
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     log = kernel_log.read_kernel_log(session.kernel_path)
-    # Stores that were put at their events' times tell nothing of the clocks.
+    # Stores placed at their events' times say nothing about the clocks.
     entry_stores = None
     behind = None
     if program_order.is_needed(session):
@@ -144,7 +146,7 @@ def _parse_into(
     lost_from = gaps.first_lost_event(log, found.stores, placement)
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)
-    # Narrowing by entries that are mapped is only right if none of their events is missing.
+    # Entry events may narrow the candidates of a miss only if none of them is missing.
     entries = events.issuperset(ENTRY_EVENTS) and not log.lost_events
 
     order = Order(
@@ -180,7 +182,7 @@ def _parse_into(
 def _ordered(
     directory: Path, session: Session, reader: Reader, log: kernel_log.KernelLog
 ) -> tuple[Reader, program_order.Found]:
-    """The capture as the CPUs made it."""
+    """The capture, rebuilt in program order."""
     path = directory / ORDERED_FILE
     with path.open("wb") as file:
         found = program_order.in_program_order(session, reader, log, file)
@@ -188,11 +190,11 @@ def _ordered(
 
 
 def _make_nothing(_: Segment) -> None:
-    """Counts need no output."""
+    """No output: only counts are wanted."""
 
 
 def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_PAIRS) -> Clock:
-    """The clock of a recording, which markers and their events may refute."""
+    """Fit the clock of a recording; `ParseError` if markers and events do not match."""
     delay_max_ns = session.board.marker_delay_ns
     found = clock.fit(*pairs, session.channel.tick_hz, session.kernel.tsc_hz, entries, delay_max_ns)
     if not 0 <= found.origin_cycles < 1 << 64 or found.cycles_per_tick <= 0:
@@ -208,4 +210,4 @@ def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_P
 
 
 _STAYS_BYTES = 2 << 30
-"""The misses of a capture up to this size, which take about half of it, stay in the page cache."""
+"""Largest capture whose misses, about half its size, stay in the page cache."""

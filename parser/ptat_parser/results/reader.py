@@ -17,7 +17,7 @@ from ptat_parser.formats import storage
 from ptat_parser.formats.session import Session
 from ptat_parser.replay import state as replay_state
 
-if TYPE_CHECKING:  # parsing does without, and starts the sooner
+if TYPE_CHECKING:  # not imported by a parse, which then starts sooner
     import pyarrow as pa
 
 _NO_ROW = np.iinfo(np.uint32).max
@@ -29,7 +29,7 @@ KIND_PMD_READ = replay_state.PMD_READ
 
 @dataclass(frozen=True)
 class Results:
-    """What a session was parsed into. `summary` is ``summary.json``."""
+    """The results of a session; `summary` is the content of ``summary.json``."""
 
     session: Session
     summary: dict[str, Any]
@@ -40,32 +40,32 @@ class Results:
         return self.session.results_path
 
     def pages(self) -> pa.Table:
-        """``pages.parquet``: one row for each page; `page` is the row's index."""
+        """``pages.parquet``: one row per page; `page` in other tables is the row's index."""
         stored = self._stored_pages(None)
         row = np.arange(len(stored), dtype=np.uint32)
         return stored.set_column(stored.schema.get_field_index("page"), "page", [row])
 
     def misses(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-        """Misses in bus order, in batches: time (ns of kernel time) and page: its row."""
+        """Yields batches of misses in bus order: time (ns of kernel time) and row of the page."""
         for batch in self._batches("misses"):
             yield batch["time"].to_numpy(), self.row_of(batch["page"].to_numpy())
 
     def others(
         self,
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint8]]]:
-        """Walks that faulted and reads of non-leaf entries: time, page, kind."""
+        """Yields batches of faulted walks and non-leaf reads: time, row of the page, kind."""
         for batch in self._batches("other"):
             page = self.row_of(batch["page"].to_numpy())
             yield batch["time"].to_numpy(), page, batch["kind"].to_numpy()
 
     @cached_property
     def page_numbers(self) -> npt.NDArray[np.uint32]:
-        """The number, in the files of reads, of each row's page; ascending."""
+        """Page number of each row, as used in the files of reads; ascending."""
         numbers: npt.NDArray[np.uint32] = self._stored_pages(["page"])["page"].to_numpy()
         return numbers
 
     def row_of(self, number: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """The rows of pages, given their numbers in the files."""
+        """Rows of pages, given their page numbers."""
         starts, row_at = self._rows_by_block
         rows = row_at[starts.take(number >> _BLOCK_BITS, mode="clip") + (number & _IN_BLOCK)]
         if rows.max(initial=0) == _NO_ROW:
@@ -77,9 +77,9 @@ class Results:
 
     @cached_property
     def _rows_by_block(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-        """Where each block of numbers begins in the second array, and the rows of the numbers.
+        """Start of each block of page numbers in the second array, and the rows of the numbers.
 
-        Numbers have gaps, so blocks without pages all lead to one.
+        Numbers have gaps; all blocks without pages share one block.
         """
         numbers = self.page_numbers
         block = numbers >> _BLOCK_BITS

@@ -96,7 +96,7 @@ def summary_of(
 def _losses(
     found: Survey, log: KernelLog, placement: markers.Placement
 ) -> tuple[dict[str, int], int]:
-    """What was lost, by kind, and how many accesses and events that is at most."""
+    """Losses by kind, and an upper bound of the lost accesses and events."""
     losses = {
         "accesses": found.losses.accesses,
         "blocks": found.losses.blocks,
@@ -107,14 +107,14 @@ def _losses(
         "link_errors": found.link_errors,
         "decode_errors": found.decode_errors,
     }
-    # A lost block held at most that many accesses.
+    # A lost block held at most BLOCK_RECORDS_MAX accesses.
     return losses, sum(losses.values()) + found.losses.blocks * (wire.BLOCK_RECORDS_MAX - 1)
 
 
 def _faults(
     session: Session, log: KernelLog, count: dict[str, int], faulted: int | None
 ) -> dict[str, Any]:
-    """How fault events and walks that `faulted` were matched; None: no events were recorded."""
+    """Results of matching fault events with walks; `faulted` is None if no events were recorded."""
     matched = count["faults_empty"] + count["faults_matched"]
     return {
         "recorded": faulted is not None,
@@ -129,7 +129,7 @@ def _faults(
 
 
 def _misses_by_span(pages: Pages) -> dict[str, int]:
-    """How many misses are of one known page, of one of 2, of up to 4 and of up to 8."""
+    """Misses by number of candidate pages: one, 2, up to 4 and up to 8."""
     spans = np.zeros(9, np.int64)
     np.add.at(spans, pages["span"], pages["misses"])
     return {
@@ -160,8 +160,8 @@ def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> l
         )
     if fitted.miscalibrated:
         warnings.append(
-            f"the kernel took its clock for {session.kernel.tsc_hz / 1e6:.0f} MHz; by the board's"
-            f" it is {fitted.cycles_hz / 1e6:.0f} MHz, which times are given in"
+            f"the kernel measured its clock as {session.kernel.tsc_hz / 1e6:.0f} MHz; by the"
+            f" board's clock, which all times use, it is {fitted.cycles_hz / 1e6:.0f} MHz"
         )
     return warnings
 
@@ -170,7 +170,7 @@ _SMALL_BYTES = 1 << ENTRY_SHIFT[1]
 
 
 def _processes(done: Replay, pages: Pages, fitted: Clock) -> list[dict[str, Any]]:
-    """One entry for each address space that was attached, in order of attachment."""
+    """One entry per attached address space, in order of attachment."""
     mms = done.rpt.mms
     found = np.zeros((len(mms), 2 + len(ENTRY_SHIFT)), np.int64)
     owner, small = pages["comm"], pages["page_size_bytes"] == _SMALL_BYTES

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The misses of a session, for programs: by process, time and address, never all in memory.
+"""The Python API: misses by process, time and address, streamed.
 
-With ptat_parser.open(session) one asks for misses, and nothing is read until they are used::
+``ptat_parser.open(directory)`` returns a `Trace`; nothing is read until the misses are used::
 
     trace = ptat_parser.open("DIR")
     for batch in trace.misses(pid=42, time=(0, 5_000_000_000)).batches():
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1 << 18
 
 Bounds = tuple[int | None, int | None]
-"""From the first up to, but not including, the second; None: no bound."""
+"""A half-open interval; None: no bound."""
 
 _OF_PAGE = ("tgid", "comm", "vaddr", "page_size_bytes", "span", "mm")
 
@@ -51,23 +51,24 @@ SCHEMA = pa.schema(
         ("page", pa.uint32()),
     ]
 )
-"""Columns of a miss: `time` in ns of kernel time, `vaddr` where its page or, where `span` is more
-than 1, the first of the pages it may be of begins; `page` is its row in `Trace.pages`."""
+"""Columns of a miss: `time` in ns of kernel time; `vaddr`, the start of its page or, if `span` is
+greater than 1, of the first candidate page; `page`, its row in `Trace.pages`."""
 
 TRAP_COLUMNS = (
     pa.field("thread", pa.uint32()),
     pa.field("ip", pa.uint64()),
     pa.field("access", pa.uint8()),
 )
-"""Further columns of a session whose misses trapped: the thread's tid, the address of the
-instruction, and the flags `WRITE`, `FETCH` and `KERNEL` of `ptat_parser.formats.traps.Flag`."""
+"""Further columns in a trap-mode session: the thread's tid, the address of the instruction, and the
+flags `WRITE`, `FETCH` and `KERNEL` of `ptat_parser.formats.traps.Flag`."""
 
 
 def open(directory: Path | str) -> Trace:
-    """Open a session, parsing it if that has not been done yet.
+    """Open a session; parses it if there are no results.
 
-    `directory` may be in an object store (``s3://bucket/session``). Raises `PtatError` where it
-    cannot be read.
+    `directory` may be in an object store (``s3://bucket/session``).
+
+    :raises PtatError: the session cannot be read.
     """
     return Trace(load(location(directory)))
 
@@ -80,7 +81,7 @@ class Trace:
 
     @property
     def session(self) -> Session:
-        """What was recorded, and how."""
+        """The session's description: what was recorded, and how."""
         return self.results.session
 
     @property
@@ -90,12 +91,12 @@ class Trace:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of a miss: `SCHEMA`, and of a session with traps `TRAP_COLUMNS`."""
+        """Columns of a miss: `SCHEMA`, and in a trap-mode session `TRAP_COLUMNS`."""
         return pa.schema([*SCHEMA, *TRAP_COLUMNS]) if self.session.traps else SCHEMA
 
     @cached_property
     def pages(self) -> pa.Table:
-        """``pages.parquet``: one row for each page of a process, row number = `page`."""
+        """``pages.parquet``: one row per page of a process; the row's index is `page`."""
         return self.results.pages()
 
     def misses(
@@ -105,7 +106,7 @@ class Trace:
         time: Bounds = (None, None),
         address: Bounds = (None, None),
     ) -> Misses:
-        """The misses of a process (its tgid), of a time (ns), of pages that touch addresses."""
+        """Select misses by process (tgid), time (ns) and pages that overlap an address range."""
         directory = self.results.path / "misses"
         if not directory.is_dir():
             raise BadInput(
@@ -117,7 +118,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Misses:
-    """Misses in bus order, not read yet. Made by `Trace.misses`."""
+    """A selection of misses in bus order, read lazily. Made by `Trace.misses`."""
 
     trace: Trace
     parts: list[Path]
@@ -126,12 +127,12 @@ class Misses:
     address: Bounds
 
     def raw(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-        """Batches of time (ns) and page: its row in `Trace.pages`."""
+        """Yields batches of time (ns) and page (row in `Trace.pages`)."""
         for batch in self._selected():
             yield batch["time"].to_numpy(), batch["page"].to_numpy()
 
     def stored(self) -> Iterator[pa.RecordBatch]:
-        """Batches of `time`, `page` and, of a session with traps, `TRAP_COLUMNS`."""
+        """Yields batches of `time`, `page` and, in a trap-mode session, `TRAP_COLUMNS`."""
         names = ["time", "page", *self.trace.schema.names[len(SCHEMA) :]]
         for batch in self._selected():
             try:
@@ -154,14 +155,14 @@ class Misses:
                 yield batch
 
     def _stored(self) -> Iterator[pa.RecordBatch]:
-        """A group of rows at a time: pyarrow would read on, however slow we are."""
+        """Yields one row group at a time; pyarrow would read ahead however slow the consumer is."""
         in_time = self._time_filter()
         for part in dataset(self.parts).get_fragments(in_time):
             for group in part.split_by_row_group(in_time):
                 yield from group.to_batches(filter=in_time, batch_size=BATCH_ROWS)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Batches of `Trace.schema`, of at most `BATCH_ROWS` rows."""
+        """Yields batches of `Trace.schema` of at most `BATCH_ROWS` rows."""
         schema = self.trace.schema
         columns = {name: _whole(self.trace.pages[name]) for name in _OF_PAGE}
         columns["comm"] = columns["comm"].dictionary_encode()
@@ -171,18 +172,18 @@ class Misses:
             yield pa.record_batch([found[name] for name in schema.names], schema)
 
     def to_arrow(self) -> pa.Table:
-        """All of them as a table of `Trace.schema`, in memory."""
+        """All misses as a table of `Trace.schema`, in memory."""
         return pa.Table.from_batches(self.batches(), self.trace.schema)
 
     def to_numpy(self) -> dict[str, npt.NDArray[Any]]:
-        """All of them as arrays by column name, in memory; without `comm`."""
+        """All misses as arrays by column name, in memory; without `comm`."""
         table = self.to_arrow().drop_columns(["comm"])
         return {name: table[name].to_numpy() for name in table.column_names}
 
     def to_polars(self) -> pl.LazyFrame:
-        """A lazy frame with the columns of `Trace.schema`; Polars reads what a query needs.
+        """A lazy frame with the columns of `Trace.schema`; Polars reads only what a query needs.
 
-        Raises `PtatError` if Polars is not installed (``pip install 'ptat[polars]'``).
+        :raises PtatError: Polars is not installed (``pip install 'ptat[polars]'``).
         """
         try:
             import polars as pl
@@ -209,7 +210,7 @@ class Misses:
         return joined.select(self.trace.schema.names)
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """How many of them each page has, shape ``(pages,)``; nothing is held but the counts."""
+        """Number of misses of each page, shape ``(pages,)``, without holding misses in memory."""
         counts = np.zeros(len(self.trace.pages), np.int64)
         for _, page in self.raw():
             counts += np.bincount(page, minlength=counts.size)
@@ -223,7 +224,7 @@ class Misses:
 
     @cached_property
     def _pages_wanted(self) -> npt.NDArray[np.bool_] | None:
-        """Which pages are asked for, None: all of them."""
+        """Mask of the selected pages, or None for all."""
         start, stop = self.address
         if self.pid is None and start is None and stop is None:
             return None

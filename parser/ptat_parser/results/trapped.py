@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Results of a session whose TLB misses trapped: its records name thread, address and instruction.
+"""Results of a trap-mode session, whose records name thread, address and instruction.
 
-Nothing has to be reconstructed: a record is a miss, unless it says that the walk ended in a page
-fault, or that the access before it came once more.
+Nothing has to be reconstructed: a record is a miss unless its flags say that the walk ended in a
+page fault, or that it repeats the previous access.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from ptat_parser.results.pages import Pages, write_pages
 from ptat_parser.results.summary import FORMAT, VERSION
 
 RECORDS_AT_ONCE = 1 << 20
-"""Of all CPUs together."""
+"""Records of all CPUs to process at a time."""
 _MOST = {"tsc": 1 << 62, "addr": (1 << 56) - 1, "mm": 1 << 62, "tgid": TGID_MAX, "tid": TGID_MAX}
-"""Of the fields of a record: 47 years at 3 GHz, and user addresses of five levels of tables."""
+"""Largest plausible values of a record's fields: 47 years at 3 GHz, user addresses of five-level
+page tables."""
 _PAGE_BITS = np.uint64(56 - 12)
 _SPACES_MAX = 1 << 64 - 1 - int(_PAGE_BITS)
-"""Address spaces whose pages fit into a short key."""
+"""Most address spaces whose pages fit into a short key."""
 SIZES_BYTES = (4 << 10, 2 << 20)
 MISSES = [
     Column("time", np.int64),
@@ -60,9 +61,9 @@ _WHY = {0: "on", 1: "fork", 2: "exec"}
 def parse_into(
     directory: Path, session: Session, progress: Progress, *, counts_only: bool = False
 ) -> dict[str, Any]:
-    """Write pages, misses and ``summary.json`` of a session with traps; return the summary.
+    """Write pages, misses and ``summary.json`` of a trap-mode session; return the summary.
 
-    :param counts_only: write no single misses.
+    :param counts_only: do not write single misses.
     :raises PtatError: a file is missing or damaged.
     """
     log = read_kernel_log(session.kernel_path)
@@ -79,7 +80,7 @@ def parse_into(
             _check_values(records)
             _write(records, clock, pages, misses, others)
             done += records.size
-            progress("reading records of traps", done, total)
+            progress("reading trap records", done, total)
     processes = _processes(log, pages, clock)
     pages.write(processes, clock, directory / "pages.parquet")
     summary = _summary(session, log, clock, pages, processes)
@@ -88,9 +89,9 @@ def parse_into(
 
 
 def read_rings(session: Session) -> list[npt.NDArray[Any]]:
-    """The records of each CPU, as `Session.traps` lists them.
+    """The records of each CPU, in the order of `Session.traps`.
 
-    :raises BadInput: a file is missing, or does not have the records that were written to it.
+    :raises BadInput: a file is missing, or its number of records is wrong.
     """
     rings = []
     for ring in session.traps:
@@ -107,9 +108,9 @@ def read_rings(session: Session) -> list[npt.NDArray[Any]]:
 
 
 def in_order(rings: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
-    """The records of all CPUs by time, some at a time.
+    """Yields batches of the records of all CPUs, sorted by time.
 
-    :raises BadInput: the records of a CPU are not in the order of its clock.
+    :raises BadInput: the records of a CPU are not sorted by time.
     """
     at = [0] * len(rings)
     at_once = max(RECORDS_AT_ONCE // max(len(rings), 1), 1)
@@ -133,7 +134,7 @@ def in_order(rings: Sequence[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
 def _check_order(
     heads: Sequence[npt.NDArray[Any]], rings: Sequence[npt.NDArray[Any]], at: Sequence[int]
 ) -> None:
-    """Each head, and the step to it from the records before."""
+    """Check that each head is sorted and follows the previous records."""
     for head, records, start in zip(heads, rings, at, strict=True):
         times = records["tsc"][max(start - 1, 0) : start + head.size]
         if np.any(times[1:] < times[:-1]):
@@ -144,7 +145,7 @@ def _check_order(
 
 
 def _check_values(records: npt.NDArray[Any]) -> None:
-    """Refuse what no kernel writes, as later steps could not hold it."""
+    """Refuse impossible values, which would overflow later steps."""
     for field, most in _MOST.items():
         if records[field].max(initial=0) > most:
             raise BadInput(
@@ -158,25 +159,25 @@ class _Pages:
 
     def __init__(self) -> None:
         self._known = np.empty(0, np.uint64)
-        """Short keys of all pages, ascending, and their numbers."""
+        """Short keys of all pages, sorted, and the pages' numbers."""
         self._numbers = np.empty(0, np.uint32)
         self._spaces: dict[int, int] = {}
-        """Index in short keys, by mm."""
+        """Index of each mm in the short keys."""
         self.key = np.empty(0, _KEY)
         self.counts = np.empty((0, 2), np.int64)
-        """Misses and walks that faulted."""
+        """Misses and faulted walks of each page."""
         self.times = np.empty((0, 2), np.uint64)
-        """Of the first and the last miss, in clock cycles; equal where there is none."""
+        """Times of each page's first and last miss, in clock cycles; equal if there is none."""
         self.flags = dict.fromkeys(Flag, 0)
-        """How many records have each flag."""
+        """Number of records with each flag."""
         self.accesses: Counter[str] = Counter()
         """Misses by kind of access."""
         self.records = 0
         self.tgids: dict[int, int] = {}
-        """By mm."""
+        """The tgid of each mm."""
 
     def numbers(self, records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-        """The page of each record."""
+        """The page number of each record."""
         short = self._short_keys(records)
         unique, first, inverse = np.unique(short, return_index=True, return_inverse=True)
         at = np.searchsorted(self._known, unique)
@@ -191,7 +192,7 @@ class _Pages:
         return number[inverse.reshape(-1)]
 
     def _short_keys(self, records: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        """Address space, page and its size as one number, which sorts quickly."""
+        """Address space, page and page size as one integer, for fast sorting."""
         spaces, at, inverse = np.unique(records["mm"], return_index=True, return_inverse=True)
         for mm, tgid in zip(spaces.tolist(), records["tgid"][at].tolist(), strict=True):
             self._spaces.setdefault(mm, len(self._spaces))
@@ -211,7 +212,7 @@ class _Pages:
         short: npt.NDArray[np.uint64],
         number: npt.NDArray[np.uint32],
     ) -> None:
-        """Add a page for each of some records."""
+        """Add the pages of `records`."""
         key = np.empty(records.size, _KEY)
         shift = page_shift(records["flags"])
         key["mm"], key["vaddr"] = records["mm"], records["addr"] >> shift << shift
@@ -235,9 +236,9 @@ class _Pages:
                 self.accesses[access_name(value)] += count
 
     def count(self, number: npt.NDArray[np.uint32], time: npt.NDArray[np.uint64]) -> None:
-        """Count misses, in order."""
+        """Count misses, which must be sorted by time."""
         new = self.counts[number, 0] == 0
-        # The first of several rows of a page is to be kept: write backwards.
+        # Write backwards, so that the first of several rows of a page remains.
         self.times[number[new][::-1], 0] = time[new][::-1]
         self.times[number, 1] = time
         np.add.at(self.counts[:, 0], number, 1)
@@ -277,7 +278,7 @@ def _write(
     misses: Writer | None,
     others: Writer | None,
 ) -> None:
-    """Count records, and write misses and walks that faulted where there are files for them."""
+    """Count records, and write misses and faulted walks to the given files."""
     flags = records["flags"]
     number = pages.numbers(records)
     pages.count_flags(flags)
@@ -300,7 +301,7 @@ def _write(
 
 
 def _clock(session: Session, rings: Sequence[npt.NDArray[Any]]) -> Clock:
-    """The kernel's own: records and its log have one."""
+    """The kernel's clock, which records and log share."""
     first = min((int(records["tsc"][0]) for records in rings if records.size), default=0)
     return Clock(
         origin_ticks=first,
@@ -314,7 +315,7 @@ def _clock(session: Session, rings: Sequence[npt.NDArray[Any]]) -> Clock:
 
 
 def _processes(log: KernelLog, pages: _Pages, clock: Clock) -> list[dict[str, Any]]:
-    """The address spaces in order of attachment; then those that records alone name."""
+    """Address spaces in order of attachment, then those that only records name."""
     rows: dict[int, dict[str, Any]] = {}
     for event in log.tables[np.isin(log.tables["kind"], (MM_ATTACH, MM_EXIT))]:
         mm, time = int(event["mm"]), clock.ns(int(event["time"]))
@@ -347,7 +348,7 @@ def _processes(log: KernelLog, pages: _Pages, clock: Clock) -> list[dict[str, An
 
 
 def _process(mm: int) -> dict[str, Any]:
-    """A process that nothing is known of yet, with the keys that those on a bus have."""
+    """An empty entry of a process, with the same keys as in a bus session."""
     unknown = dict.fromkeys(
         ("why", "attached_ns", "exited_ns", "first_ticks", "attached_ticks", "exited_ticks")
     )
@@ -362,7 +363,7 @@ def _summary(
     pages: _Pages,
     processes: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The content of ``summary.json``, with what a trap knows beside what a bus shows."""
+    """The content of ``summary.json``: the keys of a bus session and those of trap mode."""
     misses, faulted = pages.counts.sum(axis=0).tolist()
     lost = sum(ring.lost for ring in session.traps)
     losses = {"traps": lost, "kernel_events": log.lost_events, "kernel_seqs": log.lost_seqs}

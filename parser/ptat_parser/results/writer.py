@@ -19,14 +19,14 @@ from ptat_parser.replay import state as replay_state
 from ptat_parser.replay.state import Records, Segment
 
 _Columns: TypeAlias = tuple[npt.NDArray[np.int64], ...]
-"""Rows of a file's columns."""
+"""One array per column of a file."""
 
 
 @inlined
 def _to_ns(
     ticks: Integer, origin_ticks: Integer, origin_ns: Integer, ns_per_tick: float
 ) -> Integer:
-    """`Clock.to_ns` of one time."""
+    """`Clock.to_ns` for one time."""
     return np.int64(np.int64(ticks - origin_ticks) * ns_per_tick) + origin_ns
 
 
@@ -42,9 +42,9 @@ class _Line(NamedTuple):
 def _share_out(
     records: Records, start: Integer, end: Integer, line: _Line, misses: _Columns, others: _Columns
 ) -> tuple[Integer, Integer]:
-    """Fill arrays with the misses among the records ``start … end``, and with the others.
+    """Split the records ``[start, end)`` into misses and others.
 
-    Returns how many there are of each when all are done, or one kind's arrays are full.
+    Stops when one kind's arrays are full; returns the number of rows of each kind.
     """
     time, number, kind = records
     time_ns, page = misses
@@ -55,19 +55,19 @@ def _share_out(
     for at in range(start, start + at_once):
         n_left += kind[at] != replay_state.MISS
     if not n_left:
-        for at in range(at_once):  # many at a time
+        for at in range(at_once):  # vectorizes
             time_ns[at] = _to_ns(time[start + at], origin_ticks, origin_ns, ns_per_tick)
         for at in range(at_once):
             page[at] = number[start + at]
         return at_once, 0
-    # Unsigned indices take no check of their sign.
+    # Unsigned indices avoid sign checks.
     i, stop = np.uint64(start), np.uint64(start)
     n, n_others, one = np.uint64(0), np.uint64(0), np.uint64(1)
     room, room_for_others = np.uint64(time_ns.size), np.uint64(other_time_ns.size)
     while i < np.uint64(end) and n < room and n_others < room_for_others:
         stop = i + min(np.uint64(end) - i, min(room - n, room_for_others - n_others))
         while i < stop:
-            # To both, as branches that nobody can tell are slow.
+            # Store to both, because unpredictable branches are slow.
             ns = _to_ns(time[i], origin_ticks, origin_ns, ns_per_tick)
             time_ns[n], page[n] = ns, number[i]
             other_time_ns[n_others], other_page[n_others] = ns, number[i]
@@ -80,9 +80,8 @@ def _share_out(
 
 
 _ROOM = 4
-"""Chunks that records have room for: with more, memory is farther from the core, and another that
-writes has more left at the end.
-"""
+"""Chunks that fit into the records. More would leave the cache, and leave more for the writing
+thread at the end."""
 
 _MISSES = [Column("time", np.int64), Column("page", np.uint32)]
 
@@ -100,12 +99,12 @@ class MakeSegmentFiles:
     directory: Path
     fitted: Clock
     passing: bool
-    """There is too much of it for the page cache."""
+    """The misses are too many for the page cache."""
     records: Records = field(default_factory=lambda: _new_records(0))
-    """Used by one segment after the other."""
+    """Reused by each segment."""
 
     def __call__(self, segment: Segment) -> _Output:
-        """The files of one segment, not opened yet."""
+        """The files of one segment, which are opened on entering it."""
         return _Output(self, segment.number)
 
 
@@ -120,7 +119,7 @@ class _Output:
 
     @property
     def records(self) -> Records:
-        """Where the replay puts the reads."""
+        """The records that the replay fills."""
         return self._made_by.records
 
     def __enter__(self) -> _Output:
@@ -137,7 +136,7 @@ class _Output:
         self._open.__exit__(*error)
 
     def make_room(self, used: int, settled: int, wanted: int) -> Records:
-        """Write the first `settled` rows and move the others, up to `used`, to the front."""
+        """Write the first `settled` rows, and move the rows up to `used` to the front."""
         left, old = used - settled, self.records
         self.write(settled)
         if left + wanted > old.kind.size:

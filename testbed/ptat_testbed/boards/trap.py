@@ -54,7 +54,7 @@ class TrapBoard:
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command in the guest; see `Board.record`."""
         if request.granularity_bytes is not None:
-            raise BoardError("--granularity: a trap knows the entry, there is no bus to see less")
+            raise BoardError("--granularity: trap mode records whole addresses, there is no bus")
         recording = guest_run.Recording(request, traps=True)
         known = {"board": {"granularity_bytes": 8, "channels": []}, "cpu": self.cpu()}
         # The guest writes a file for each of its CPUs.
@@ -68,7 +68,7 @@ class TrapBoard:
         result.metadata |= known
         recording.kernel.write_functions(request.session_dir / kernel_misses.FUNCTIONS)
         if lost := sum(ring["lost"] for ring in result.metadata.get("traps", [])):
-            result.lost = f"{lost} records of traps that found no room"
+            result.lost = f"{lost} trap records that did not fit into the ring"
         return result
 
     def machine(self, config: MachineConfig) -> tuple[MachineConfig, Callable[[Machine], None]]:

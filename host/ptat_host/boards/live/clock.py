@@ -45,7 +45,7 @@ class KernelMessages:
         if found := tsc_hz(messages):
             return found
         raise BoardError(
-            "the kernel's message with the TSC's frequency is gone from its log",
+            "the kernel's log no longer has the TSC's frequency",
             "find it (journalctl -k -b | grep tsc:) and give it as --tsc-hz 2600000000",
         )
 

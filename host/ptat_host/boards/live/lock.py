@@ -22,5 +22,5 @@ def lock(taking: contextlib.ExitStack) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BoardError(
-            "another ptat is tracing this machine", "wait for it: there is one bus"
+            "another ptat is tracing this machine", "wait until it ends: there is only one bus"
         ) from None

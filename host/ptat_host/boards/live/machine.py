@@ -77,7 +77,7 @@ def _set_up() -> Iterator[None]:
     except OSError as error:
         raise BoardError(
             f"cannot set up the kernel's log: {error.filename}: {error.strerror}",
-            "see that tracefs is mounted at /sys/kernel/tracing, and that you are root",
+            "check that tracefs is mounted at /sys/kernel/tracing, and that you are root",
         ) from error
 
 
@@ -92,9 +92,7 @@ class LiveMachine:
         """
         require()
         if request.region_bytes is not None:
-            raise BoardError(
-                "--region: the region of this machine was chosen when it booted", KERNEL_HINT
-            )
+            raise BoardError("--region: this machine's region is fixed at boot", KERNEL_HINT)
         self._request = request
         self._log = request.session_dir / "kernel"
         self._failure: str | None = None
