@@ -65,10 +65,11 @@ def test_carry_and_distributed_ram_count_as_luts() -> None:
         xilinx_area({**cells, "RAM256X1S": 1})
 
 
-def figures(reached_mhz: float, lut: int, ff: int) -> dict[str, object]:
+def figures(reached_mhz: float, lut: int, ff: int, pcie_lut: int = 3500) -> dict[str, object]:
     return {
         "domains": {"board.snoop": {"required_mhz": 200.0, "reached_mhz": reached_mhz}},
         "snooper": {"lut": lut, "ff": ff, "bram": 0},
+        "pcie_core": {"lut": pcie_lut, "ff": 9999, "bram": 99},
     }
 
 
@@ -77,14 +78,20 @@ def figures(reached_mhz: float, lut: int, ff: int) -> dict[str, object]:
     [
         (200.0, 4000, 2600, None),
         (199.9, 4000, 2600, "board.snoop misses its clock: it reaches 199.9 of 200.0 MHz"),
-        (200.0, 4001, 2600, "the snooper takes 4001 LUTs of 4000"),
-        (200.0, 4000, 2601, "the snooper takes 2601 FFs of 2600"),
+        (200.0, 4001, 2600, "snooper takes 4001 LUTs of 4000"),
+        (200.0, 4000, 2601, "snooper takes 2601 FFs of 2600"),
     ],
 )
 def test_limits(reached_mhz: float, lut: int, ff: int, complaint: str | None) -> None:
     found = figures(reached_mhz, lut, ff)
     assert [*missed_clocks(found), *oversized(found)] == ([complaint] if complaint else [])
     assert bool(list(missed_clocks(found))) == (reached_mhz < 200)
+
+
+def test_limit_of_the_pcie_cores() -> None:
+    assert list(oversized(figures(200.0, 4000, 2600, pcie_lut=3501))) == [
+        "pcie_core takes 3501 LUTs of 3500"
+    ]
 
 
 def test_key_ignores_comments_but_no_content(tmp_path: Path) -> None:
