@@ -15,7 +15,8 @@ from ptat_gateware.pcie.endpoint import WINDOW_BYTES
 from ptat_gateware.targets import acorn_pcie, screamer_pcie
 from ptat_gateware.targets.bare_pcie import BarePCIe
 
-HEADER = Path(__file__).parents[2] / "kernel-patch/src/drivers/misc/ptat/ptat_pci.h"
+KERNEL = Path(__file__).parents[2] / "kernel-patch/src"
+HEADER = KERNEL / "drivers/misc/ptat/ptat_pci.h"
 
 # Names of the kernel's driver and of LiteX's map.
 REGISTERS = {
@@ -149,8 +150,11 @@ def test_all_registers_are_in_the_window(board: Board) -> None:
     assert all(base <= r["addr"] < base + WINDOW_BYTES for r in registers.values())
 
 
-def test_the_screamer_has_32_tables() -> None:
+def test_the_screamer_has_32_tables_and_the_kernel_takes_so_small_a_region() -> None:
     assert screamer_pcie.REGION_BYTES - screamer_pcie.MARKER_BYTES == 32 * 4096
+    header = (KERNEL / "include/linux/ptat_device.h").read_text()
+    (kibibytes,) = re.findall(r"^#define PTAT_DEVICE_MIN_SIZE\s+SZ_(\d+)K$", header, re.MULTILINE)
+    assert int(kibibytes) * 1024 <= screamer_pcie.REGION_BYTES
 
 
 def test_the_ends_of_the_bare_endpoint_are_each_one_pin() -> None:
