@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """What the tools report is judged right: a missed clock, or one nobody measured, is a failure."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,28 @@ def test_key_ignores_comments_but_no_content(tmp_path: Path) -> None:
     dated = key("// Date: today\n/* a\n b */\nmodule x;\n")
     assert key("// Date: tomorrow\n/* b */\nmodule x;\n") == dated
     assert key("// Date: today\n/* a\n b */\nmodule y;\n") != dated
+
+
+def test_summary_has_the_figures_of_every_design(tmp_path: Path) -> None:
+    built, devices = tmp_path / "built", tmp_path / "devices"
+    names = [design.name for design in bitstream.DESIGNS]
+    places = dict.fromkeys([*names, bitstream.BARE, *bitstream.XILINX], built)
+    places |= dict.fromkeys(bitstream.DEVICES, devices)
+    for lut, (name, place) in enumerate(places.items()):
+        clock = {"required_mhz": 125.0, "reached_mhz": 130.0}
+        domains = {"domains": {"sys": clock}} if name in names else {}
+        (place / name).mkdir(parents=True)
+        result = {"lut": lut, "ff": 2, "bram": 3, **domains}
+        (place / name / "result.json").write_text(json.dumps(result))
+    found = bitstream.summary(built, devices)
+    assert [*found["domains"]] == [f"{name}.sys" for name in names]
+    listed = bitstream.__doc__.partition("The designs:")[2].partition("``oversized``")[0]
+    named = set(re.findall(r"``(\w+)``", listed)) - {"bitstream", "vivado"}
+    luts = {name: lut for lut, name in enumerate(places)}
+    assert {name: found[name]["lut"] for name in named} == {name: luts[name] for name in named}
+    assert set(places) - named == set(names) - {bitstream.PCIE_ENDPOINT}
+    assert found[bitstream.ACORN_PCIE]["vivado"] == str(devices / "acorn_pcie" / "acorn_pcie.tcl")
+    assert not [*missed_clocks(found), *oversized(found)]
 
 
 def test_a_tool_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
