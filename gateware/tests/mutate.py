@@ -49,11 +49,21 @@ TLP_LONG = "test_pcie_tlp.py::test_the_longest_packets[64]"
 ANY_PACKETS = "test_pcie_completer.py::test_any_packets"
 ENABLES = "test_pcie_completer.py::test_every_byte_enable_and_length[32-64]"
 PCIE_MEMORY = "test_pcie_memory.py::test_reads_see_all_writes_before_them[128-1]"
+SHARED_PAGE = "test_pcie_memory.py::test_the_pages_of_the_markers_are_one"
+OWN_PAGES = "test_pcie_memory.py::test_every_other_page_has_a_place_of_its_own"
+BEYOND = "test_pcie_memory.py::test_what_is_beyond_the_memory_changes_nothing_in_it"
 CLEARING = "test_pcie_memory.py::test_clearing_clears_just_the_range[1-2-64]"
 STALLED = (
     "test_pcie_endpoint.py::test_a_ring_that_nobody_empties_stalls_the_walks_and_loses_nothing[64]"
 )
+OTHER_SIZES = "test_pcie_completer.py::test_accesses_of_other_than_8_bytes_are_marked"
+REFUSED_COUNTS = "test_pcie_endpoint.py::test_what_is_refused_is_counted_and_marked"
+PATIENT = "test_pcie_endpoint.py::test_a_host_with_patience_is_answered_late_and_told_what_was_lost"
+NO_MASTER = "test_pcie_endpoint.py::test_nothing_is_written_by_what_is_no_bus_master[0]"
+MAILBOX = "test_pcie_endpoint.py::test_mailbox"
+WAKE = "test_pcie_endpoint.py::test_an_interrupt_when_as_many_blocks_are_there_as_were_wanted"
 LINK_DOWN = "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back[64-True-1]"
+LINK_DOWN_STALLED = "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back"
 RING = "test_pcie_link.py::test_blocks_fill_the_ring_and_wait_for_the_host[64-256]"
 
 
@@ -634,6 +644,27 @@ FAULTS = [
         "",
         TLP_COMPLETIONS,
     ),
+    Fault(
+        "words of the PHY go on in their middle",
+        "pcie/tlp.py",
+        "            If(self.abort, place.eq(0)),\n",
+        "",
+        "test_pcie_completer.py::test_a_link_that_goes_down_in_the_middle",
+    ),
+    Fault(
+        "words without data are dwords",
+        "pcie/tlp.py",
+        "sink.valid & sink.ready & sink.present",
+        "sink.valid & sink.ready",
+        TLP_LONG,
+    ),
+    Fault(
+        "more payload than is kept overwrites it",
+        "pcie/tlp.py",
+        " & (place < PAYLOAD_DWORDS)",
+        "",
+        TLP_LONG,
+    ),
     # PCIe: completer
     Fault(
         "last byte enables ignored",
@@ -683,6 +714,55 @@ FAULTS = [
         "end > 1 << PAGE_BITS - 2",
         "end > 2 << PAGE_BITS - 2",
         ANY_PACKETS,
+    ),
+    Fault(
+        "what is between region and registers is the region",
+        "pcie/completer.py",
+        "nowhere.eq(~in_window & (sink.address[region_bits:bar_bits] != 0))",
+        "nowhere.eq(0)",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "too long an access of a register",
+        "pcie/completer.py",
+        "nowhere | in_window & (sink.length > WINDOW_DWORDS)",
+        "nowhere",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "byte enables of a register ignored",
+        "pcie/completer.py",
+        "bus.sel.eq(enables)",
+        "bus.sel.eq(0xF)",
+        ANY_PACKETS,
+    ),
+    Fault(
+        "access of no byte recorded",
+        "pcie/completer.py",
+        "(sink.be != 0) & (sink.write | sink.first)",
+        "sink.write | sink.first",
+        OTHER_SIZES,
+    ),
+    Fault(
+        "each 8 bytes of a read recorded",
+        "pcie/completer.py",
+        "(sink.be != 0) & (sink.write | sink.first)",
+        "sink.be != 0",
+        OTHER_SIZES,
+    ),
+    Fault(
+        "halves of what is read swapped",
+        "pcie/completer.py",
+        "upper.eq(read.lower_address[2] ^ place[0])",
+        "upper.eq(place[0])",
+        ENABLES,
+    ),
+    Fault(
+        "idle while requests wait",
+        "pcie/completer.py",
+        "decoder.source.valid | (queue.level != 0) | reads.source.valid | joiner.busy",
+        "decoder.source.valid | reads.source.valid | joiner.busy",
+        LINK_DOWN_STALLED,
     ),
     Fault(
         "operand of compare and swap is both",
@@ -748,6 +828,27 @@ FAULTS = [
         "busy.eq(address != end + 1)",
         CLEARING,
     ),
+    Fault(
+        "marker pages apart",
+        "pcie/memory.py",
+        "read_shared.eq(place < shared)",
+        "read_shared.eq(place < PAGE_WORDS)",
+        SHARED_PAGE,
+    ),
+    Fault(
+        "tables begin where the shared page ends",
+        "pcie/memory.py",
+        "words - shared, place - shared, store & own",
+        "words - shared, place - PAGE_WORDS, store & own",
+        OWN_PAGES,
+    ),
+    Fault(
+        "what is beyond the memory is stored in it",
+        "pcie/memory.py",
+        "own = (place >= shared) & (place < words)",
+        "own = place >= shared",
+        BEYOND,
+    ),
     # PCIe: trace
     Fault(
         "accesses do not wait for room",
@@ -769,6 +870,27 @@ FAULTS = [
         "            self.illegal.code[Refused.MESSAGE].eq(0),\n",
         "",
         "test_pcie_endpoint.py::test_what_is_refused_is_counted_and_marked",
+    ),
+    Fault(
+        "whole accesses counted as partial",
+        "pcie/decoder.py",
+        "Count([taken & sink.partial], stops)",
+        "Count([taken], stops)",
+        REFUSED_COUNTS,
+    ),
+    Fault(
+        "accesses that waited too long not counted",
+        "pcie/decoder.py",
+        "Count([taken & ~self.admit], stops)",
+        "Count([0], stops)",
+        PATIENT,
+    ),
+    Fault(
+        "the next access inherits the wait",
+        "pcie/decoder.py",
+        "If(~sink.valid | taken, waited.eq(0), overdue.eq(0))",
+        "If(~sink.valid, waited.eq(0), overdue.eq(0))",
+        "test_pcie_decoder.py::test_patience_ends[50]",
     ),
     Fault(
         "accesses wait for a recording that is over",
@@ -805,6 +927,55 @@ FAULTS = [
         "If(wake | ~self.enable, armed.eq(0))",
         "If(~self.enable, armed.eq(0))",
         "test_pcie_endpoint.py::test_an_interrupt_when_as_many_blocks_are_there_as_were_wanted",
+    ),
+    Fault(
+        "packets cut where bus mastering ends",
+        "link/pcie.py",
+        "passes.eq(Mux(first, self.open, passing))",
+        "passes.eq(self.open)",
+        NO_MASTER,
+    ),
+    Fault(
+        "writes without bus mastering",
+        "pcie/endpoint.py",
+        "link.bus_master.eq(bus_master)",
+        "link.bus_master.eq(1)",
+        NO_MASTER,
+    ),
+    Fault(
+        "blocks of the last ring counted",
+        "link/pcie.py",
+        "            If(self.restart, dwords.eq(0), self.count.eq(0)),\n",
+        "",
+        "test_pcie_endpoint.py::test_a_ring_that_is_turned_off_in_the_middle_of_a_block[0-64]",
+    ),
+    Fault(
+        "interrupt only at the very block",
+        "link/pcie.py",
+        "wake.eq(armed & ~ahead[-1])",
+        "wake.eq(armed & (ahead == 0))",
+        WAKE,
+    ),
+    Fault(
+        "word of a request overwritten",
+        "link/pcie.py",
+        "If(self._request.re & ~waiting, ",
+        "If(self._request.re, ",
+        MAILBOX,
+    ),
+    Fault(
+        "walks wait for a link that is down",
+        "pcie/endpoint.py",
+        "            decoder.hurry.eq(guard.dropping),\n",
+        "",
+        LINK_DOWN_STALLED,
+    ),
+    Fault(
+        "requests taken while the link before is finished",
+        "pcie/endpoint.py",
+        "receive_source.valid.eq(receive_sink.valid & ~dropping)",
+        "receive_source.valid.eq(receive_sink.valid & self.up)",
+        LINK_DOWN_STALLED,
     ),
     Fault(
         "completions of the link before",

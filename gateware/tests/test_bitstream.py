@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """What the tools report is judged right: a missed clock, or one nobody measured, is a failure."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,10 +67,11 @@ def test_carry_and_distributed_ram_count_as_luts() -> None:
         xilinx_area({**cells, "RAM256X1S": 1})
 
 
-def figures(reached_mhz: float, lut: int, ff: int) -> dict[str, object]:
+def figures(reached_mhz: float, lut: int, ff: int, pcie_lut: int = 3500) -> dict[str, object]:
     return {
         "domains": {"board.snoop": {"required_mhz": 200.0, "reached_mhz": reached_mhz}},
         "snooper": {"lut": lut, "ff": ff, "bram": 0},
+        "pcie_core": {"lut": pcie_lut, "ff": 9999, "bram": 99},
     }
 
 
@@ -77,14 +80,20 @@ def figures(reached_mhz: float, lut: int, ff: int) -> dict[str, object]:
     [
         (200.0, 4000, 2600, None),
         (199.9, 4000, 2600, "board.snoop misses its clock: it reaches 199.9 of 200.0 MHz"),
-        (200.0, 4001, 2600, "the snooper takes 4001 LUTs of 4000"),
-        (200.0, 4000, 2601, "the snooper takes 2601 FFs of 2600"),
+        (200.0, 4001, 2600, "snooper takes 4001 LUTs of 4000"),
+        (200.0, 4000, 2601, "snooper takes 2601 FFs of 2600"),
     ],
 )
 def test_limits(reached_mhz: float, lut: int, ff: int, complaint: str | None) -> None:
     found = figures(reached_mhz, lut, ff)
     assert [*missed_clocks(found), *oversized(found)] == ([complaint] if complaint else [])
     assert bool(list(missed_clocks(found))) == (reached_mhz < 200)
+
+
+def test_limit_of_the_pcie_cores() -> None:
+    assert list(oversized(figures(200.0, 4000, 2600, pcie_lut=3501))) == [
+        "pcie_core takes 3501 LUTs of 3500"
+    ]
 
 
 def test_key_ignores_comments_but_no_content(tmp_path: Path) -> None:
@@ -95,6 +104,28 @@ def test_key_ignores_comments_but_no_content(tmp_path: Path) -> None:
     dated = key("// Date: today\n/* a\n b */\nmodule x;\n")
     assert key("// Date: tomorrow\n/* b */\nmodule x;\n") == dated
     assert key("// Date: today\n/* a\n b */\nmodule y;\n") != dated
+
+
+def test_summary_has_the_figures_of_every_design(tmp_path: Path) -> None:
+    built, devices = tmp_path / "built", tmp_path / "devices"
+    names = [design.name for design in bitstream.DESIGNS]
+    places = dict.fromkeys([*names, bitstream.BARE, *bitstream.XILINX], built)
+    places |= dict.fromkeys(bitstream.DEVICES, devices)
+    for lut, (name, place) in enumerate(places.items()):
+        clock = {"required_mhz": 125.0, "reached_mhz": 130.0}
+        domains = {"domains": {"sys": clock}} if name in names else {}
+        (place / name).mkdir(parents=True)
+        result = {"lut": lut, "ff": 2, "bram": 3, **domains}
+        (place / name / "result.json").write_text(json.dumps(result))
+    found = bitstream.summary(built, devices)
+    assert [*found["domains"]] == [f"{name}.sys" for name in names]
+    listed = bitstream.__doc__.partition("The designs:")[2].partition("``oversized``")[0]
+    named = set(re.findall(r"``(\w+)``", listed)) - {"bitstream", "vivado"}
+    luts = {name: lut for lut, name in enumerate(places)}
+    assert {name: found[name]["lut"] for name in named} == {name: luts[name] for name in named}
+    assert set(places) - named == set(names) - {bitstream.PCIE_ENDPOINT}
+    assert found[bitstream.ACORN_PCIE]["vivado"] == str(devices / "acorn_pcie" / "acorn_pcie.tcl")
+    assert not [*missed_clocks(found), *oversized(found)]
 
 
 def test_a_tool_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

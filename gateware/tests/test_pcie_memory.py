@@ -18,13 +18,23 @@ pytestmark = needs_verilator
 
 REGION_BYTES = 4 << CLEAR_UNIT_SHIFT
 WIDTHS = (64, 128)
+SHARING = -1
+SHARED_BYTES = 1 << CLEAR_UNIT_SHIFT
+SIZE_BYTES = 3 << CLEAR_UNIT_SHIFT  # what is above has no memory, as under a window of registers
+PAGE_QWORDS = 4096 // 8
 
 
 class Behind(LiteXModule):
-    """A region and its registers, with the port as pins or with block RAM (``data_width`` 0)."""
+    """A region and its registers, with the port as pins or with block RAM (``data_width`` 0).
+
+    `SHARING`: with block RAM that has a shared page.
+    """
 
     def __init__(self, data_width: int) -> None:
-        if data_width:
+        if data_width == SHARING:
+            self.ram = BlockRAMPort(SIZE_BYTES, SHARED_BYTES)
+            port = self.ram.port
+        elif data_width:
             words = REGION_BYTES * 8 // data_width
             self.port = port = LiteDRAMNativePort("both", (words - 1).bit_length(), data_width)
         else:
@@ -48,7 +58,7 @@ class Behind(LiteXModule):
             "response_data": memory.source.data,
             "dat_r": bus.dat_r,
         }
-        if data_width:
+        if data_width > 0:
             self.inputs |= {
                 "cmd_ready": port.cmd.ready,
                 "wdata_ready": port.wdata.ready,
@@ -155,10 +165,10 @@ class Setup:
         chance = random.Random(seed)
         stepper, self.registers = built(data_width)
         self.accesses = Accesses(chance, pause)
-        self.controller = Controller(data_width or 64, chance, latency, pause)
-        agents = (self.accesses, self.controller) if data_width else (self.accesses,)
+        self.controller = Controller(max(data_width, 64), chance, latency, pause)
+        agents = (self.accesses, self.controller) if data_width > 0 else (self.accesses,)
         self.world = World(stepper, *agents)
-        initial = b"\xa5" if data_width else b"\0"
+        initial = b"\xa5" if data_width > 0 else b"\0"
         self.expected = bytearray(initial * REGION_BYTES)
         self.answers: list[int] = []
 
@@ -287,3 +297,57 @@ def test_what_is_written_after_clearing_stays():
     setup.access(0, 6)
     setup.finish()
     assert setup.controller.bytes == setup.expected
+
+
+# Block RAM with a shared page ---------------------------------------------------------------------
+
+
+def shared() -> Setup:
+    return Setup(SHARING, latency=0)
+
+
+def at(setup: Setup, qword: int) -> int:
+    """What a read there answers."""
+    setup.accesses.answers.clear()
+    setup.accesses.left.append((0, qword, 0xFF, 0))
+    setup.world.run_until(lambda: bool(setup.accesses.answers))
+    return setup.accesses.answers[0]
+
+
+def put(setup: Setup, qword: int, data: int) -> None:
+    setup.accesses.left.append((1, qword, 0xFF, data))
+    setup.world.run_until(lambda: not setup.accesses.left)
+
+
+def test_the_pages_of_the_markers_are_one():
+    setup = shared()
+    last = SHARED_BYTES // 8 - 1
+    put(setup, 1, 0x1111)  # the kernel's canary
+    for slot in range(8, SHARED_BYTES // 8, 8 * 37):
+        put(setup, slot, slot)
+    assert at(setup, 1) == 0x1111
+    put(setup, last, 0x2222)
+    assert at(setup, PAGE_QWORDS - 1) == at(setup, last) == 0x2222
+
+
+def test_every_other_page_has_a_place_of_its_own():
+    setup = shared()
+    qwords = [
+        page * PAGE_QWORDS + offset
+        for page in range(SHARED_BYTES // 4096, SIZE_BYTES // 4096)
+        for offset in (0, 1, PAGE_QWORDS - 1)
+    ]
+    put(setup, 0, 0xAAAA)
+    for qword in qwords:
+        put(setup, qword, qword << 8 | 1)
+    assert [at(setup, qword) for qword in qwords] == [qword << 8 | 1 for qword in qwords]
+    assert at(setup, 0) == 0xAAAA
+
+
+def test_what_is_beyond_the_memory_changes_nothing_in_it():
+    setup = shared()
+    put(setup, 0, 0xAAAA)
+    put(setup, SHARED_BYTES // 8, 0xBBBB)
+    for page in range(SIZE_BYTES // 4096, REGION_BYTES // 4096):
+        put(setup, page * PAGE_QWORDS, 0xBAD)
+    assert (at(setup, 0), at(setup, SHARED_BYTES // 8)) == (0xAAAA, 0xBBBB)

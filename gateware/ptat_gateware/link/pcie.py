@@ -263,6 +263,8 @@ class RingLink(LiteXModule):
         self.writer = writer = LitePCIeDMAWriter(endpoint, port, address_width=ADDRESS_BITS)
         # Half a word must not be left in it when the writer is turned off.
         self.converter = converter = ResetInserter()(stream.Converter(WORD_BITS, data_width))
+        # For timing: from the writer's table through both and back is too long for 125 MHz.
+        self.stage = stage = stream.PipeValid(port.source.description)
         self.packetizer = packetizer = LitePCIeTLPPacketizer(
             data_width, endianness="big", address_width=ADDRESS_BITS, capabilities=["REQUEST"]
         )
@@ -278,7 +280,8 @@ class RingLink(LiteXModule):
             ring.source.connect(converter.sink, keep={"valid", "ready", "data"}),
             converter.source.connect(writer.sink, keep={"valid", "ready", "data"}),
             converter.reset.eq(~ring.enable),
-            port.source.connect(packetizer.req_sink),
+            port.source.connect(stage.sink),
+            stage.source.connect(packetizer.req_sink),
             packetizer.source.connect(packets.sink),
             packets.open.eq(self.bus_master),
             packets.source.connect(source),

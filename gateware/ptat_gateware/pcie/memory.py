@@ -34,6 +34,7 @@ from ptat_gateware.pcie.layouts import (
 
 WRITES = 16  # whose data wait for the controller
 CLEAR_UNIT_SHIFT = 16  # ranges to clear are multiples of 64 KiB
+PAGE_WORDS = 4096 // QWORD_BYTES
 
 
 def _port_layout(port: Any) -> Layout:
@@ -227,31 +228,49 @@ class RegionMemory(LiteXModule):
 
 
 class BlockRAMPort(LiteXModule):
-    """Block RAM behind a port of LiteDRAM's kind, for boards without DRAM."""
+    """Block RAM behind a port of LiteDRAM's kind, for boards without DRAM.
 
-    def __init__(self, size_bytes: int) -> None:
-        words = size_bytes // QWORD_BYTES
-        self.port = port = LiteDRAMNativePort("both", log2_int(words), QWORD_BITS)
+    The first ``shared_bytes`` of its addresses share one page. The kernel has its markers there:
+    what tells one from another is the address, and only the first 16 bytes are ever read back.
+    """
+
+    def __init__(self, size_bytes: int, shared_bytes: int = 0) -> None:
+        words, shared = size_bytes // QWORD_BYTES, shared_bytes // QWORD_BYTES
+        address_bits = log2_int(words, need_pow2=False)
+        self.port = port = LiteDRAMNativePort("both", address_bits, QWORD_BITS)
 
         # # #
 
-        memory = Memory(QWORD_BITS, words)
-        ram = memory.get_port(write_capable=True, we_granularity=8)
-        self.specials += memory, ram
         writing = Signal()  # a write's data come after its command
-        place = Signal(log2_int(words))
+        place, written = Signal(address_bits), Signal(address_bits)
         self.comb += [
             port.cmd.ready.eq(~writing),
             port.wdata.ready.eq(writing),
-            ram.adr.eq(Mux(writing, place, port.cmd.addr)),
-            ram.dat_w.eq(port.wdata.data),
-            If(writing & port.wdata.valid, ram.we.eq(port.wdata.we)),
-            port.rdata.data.eq(ram.dat_r),
+            place.eq(Mux(writing, written, port.cmd.addr)),
         ]
         self.sync += [
             port.rdata.valid.eq(port.cmd.valid & port.cmd.ready & ~port.cmd.we),
-            If(port.cmd.valid & port.cmd.ready, place.eq(port.cmd.addr)),
+            If(port.cmd.valid & port.cmd.ready, written.eq(port.cmd.addr)),
             If(writing, writing.eq(~port.wdata.valid)).Else(
                 writing.eq(port.cmd.valid & port.cmd.we)
             ),
         ]
+
+        store = writing & port.wdata.valid
+        own = (place >= shared) & (place < words)  # of a word with a place of its own
+        data = self._ram(words - shared, place - shared, store & own)
+        if shared:
+            read_shared = Signal()
+            self.sync += read_shared.eq(place < shared)
+            page = self._ram(PAGE_WORDS, place, store & (place < shared))
+            data = Mux(read_shared, page, data)
+        self.comb += port.rdata.data.eq(data)
+
+    def _ram(self, depth: int, address: Any, store: Any) -> Any:
+        """A memory of ``depth`` words; returns what is at ``address``, a clock later."""
+        memory = Memory(QWORD_BITS, depth)
+        ram = memory.get_port(write_capable=True, we_granularity=8)
+        self.specials += memory, ram
+        wdata = self.port.wdata
+        self.comb += [ram.adr.eq(address), ram.dat_w.eq(wdata.data), If(store, ram.we.eq(wdata.we))]
+        return ram.dat_r

@@ -42,6 +42,11 @@ def make_phy(platform: Any, pads: Any, data_width: int, bar_bytes: int) -> Any:
     return phy
 
 
+def phy_state(phy: Any) -> tuple[Any, Any]:
+    """Whether the link of one of LitePCIe's PHYs is up, and whether the endpoint is bus master."""
+    return phy._link_status.fields.status, phy._bus_master_enable.status
+
+
 def add_endpoint(
     soc: Any,
     board: str,

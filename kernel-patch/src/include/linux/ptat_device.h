@@ -12,10 +12,13 @@
 /* A region has markers, and room for tables. */
 #define PTAT_MIN_SIZE	SZ_256K
 
+/* Of a device: boards without DRAM have no more. */
+#define PTAT_DEVICE_MIN_SIZE	SZ_128K
+
 /**
  * struct ptat_device - a device with memory that page tables can be in
  * @base: physical address of the memory
- * @size: bytes of it, at least PTAT_MIN_SIZE
+ * @size: bytes of it, at least PTAT_DEVICE_MIN_SIZE
  * @clear: fill the memory with zeroes, and return 0 when it is; may sleep
  * @stop: let no access wait any more, as all CPUs are about to be stopped; may
  *        sleep

@@ -71,8 +71,8 @@ int ptat_register_device(struct ptat_device *dev)
 		pr_err("memory is encrypted, tracing is off\n");
 		return -EPERM;
 	}
-	if (dev->size < PTAT_MIN_SIZE || !PAGE_ALIGNED(dev->base | dev->size)) {
-		pr_err("a device has a region of %#lx bytes at %pa: want pages, at least 256K\n",
+	if (dev->size < PTAT_DEVICE_MIN_SIZE || !PAGE_ALIGNED(dev->base | dev->size)) {
+		pr_err("a device has a region of %#lx bytes at %pa: want pages, at least 128K\n",
 		       dev->size, &dev->base);
 		return -EINVAL;
 	}

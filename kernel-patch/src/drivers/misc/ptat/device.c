@@ -59,7 +59,7 @@ static int check_bar(struct pci_dev *pdev)
 	if (!(flags & IORESOURCE_MEM_64) || !(flags & IORESOURCE_PREFETCH))
 		return dev_err_probe(&pdev->dev, -ENODEV,
 				     "BAR 0 is not 64-bit and prefetchable: load the gateware of this ptat\n");
-	if (size < PTAT_PCI_WINDOW_BYTES + PTAT_MIN_SIZE)
+	if (size < PTAT_PCI_WINDOW_BYTES + PTAT_DEVICE_MIN_SIZE)
 		return dev_err_probe(&pdev->dev, -ENODEV,
 				     "BAR 0 is too small, %pa bytes: load the gateware of this ptat\n",
 				     &size);
