@@ -195,6 +195,15 @@ def test_a_truth_outside_of_the_bound_is_not_right(behind, low, high):
     assert not validate(results).ok
 
 
+def test_memory_without_ecc_under_a_contract_with_ecc_is_named(behind):
+    path, made, queue = behind
+    assert not parse(path).summary["warnings"]
+    underfills = {(time - 2, line) for time, line, write in queue.bus if write}
+    made.bus = [row for row in made.bus if row[:2] not in underfills]
+    (warning,) = parse(controlled.write(made, path.with_name("masked"))).summary["warnings"]
+    assert "its contract is no-ecc" in warning
+
+
 def test_a_session_behind_a_controller_is_sound(behind):
     report = check(behind[0])
     assert report.ok, report.first

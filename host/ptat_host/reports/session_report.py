@@ -229,8 +229,8 @@ def hidden(report: dict[str, Any]) -> str:
     )
     return (
         f"{bound(report)}: behind a memory controller, {inferred} are inferred and {possible} more"
-        f" may be unseen; {in_doubt} reads could not be told apart; left out: {underfills} underfill"
-        f" and {scrubs} scrub reads"
+        f" may be unseen; {in_doubt} reads could not be told apart; left out:"
+        f" {underfills} underfill and {scrubs} scrub reads"
     )
 
 

@@ -55,6 +55,8 @@ WRITE_AHEAD_S = 0.2e-6
 """A WR may seem to be so much earlier than its store, as far as clocks go."""
 SCRUB_LATE_S = 50e-6
 """A read of patrol scrub may be so late: reads and writes of the CPUs come first."""
+WITHOUT_UNDERFILL_MAX = 0.01
+"""Part of the writes whose underfill may be from before the recording."""
 
 
 @dataclass
@@ -76,6 +78,18 @@ class Found:
         """`controller` of summary.json, with the bound for the true number of `misses`."""
         bound = {"low": misses - self.in_doubt, "high": misses + self.in_doubt + self.possible}
         return asdict(self) | {"misses": bound}
+
+
+    @property
+    def warnings(self) -> list[str]:
+        """What speaks against the contract."""
+        without = self.writes_without_underfill
+        if without <= WITHOUT_UNDERFILL_MAX * self.writes:
+            return []
+        return [
+            f"{without:,} of {self.writes:,} writes had no underfill read: is this memory without"
+            " ECC? Then its contract is no-ecc"
+        ]
 
 
 class Marks(NamedTuple):
