@@ -133,6 +133,26 @@ def write_summary(directory: Path, summary: dict) -> None:
     (directory / "results" / "summary.json").write_text(json.dumps(summary))
 
 
+def hide(session: Path) -> None:
+    """Make it a session from behind a memory controller."""
+    path = session / "results" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["controller"] = {
+        "writes": 4_000,
+        "stores": 5_000,
+        "writes_without_event": 0,
+        "underfills": 4_000,
+        "writes_without_underfill": 0,
+        "scrubs": 1_234,
+        "inferred": 20,
+        "inferred_faults": 3,
+        "in_doubt": 2,
+        "possible": 5,
+        "misses": {"low": 105, "high": 114},
+    }
+    write_summary(session, summary)
+
+
 def damage(session: Path) -> None:
     """Make it a recording in which everything that can be missing is missing."""
     path = session / "results" / "summary.json"

@@ -201,6 +201,16 @@ def test_two_boards(start, name, capsys):
         ).all()
 
 
+def test_the_mapping_file_keeps_the_contract(start, capsys):
+    start(Machine("skylake", 1), 1)
+    assert main(["calibrate", "--reads", "20", "--contract", "no-ecc"]) == 0
+    assert saved_mapping.contract(Path("ptat-mapping.json")) == "no-ecc"
+    assert main(["calibrate", "--reads", "20"]) == 0
+    assert saved_mapping.contract(Path("ptat-mapping.json")) is None
+    assert main(["calibrate", "--contract", "amd"]) == 2
+    assert "there is no such contract" in capsys.readouterr().err
+
+
 def test_one_board_in_words(start, capsys):
     (link,) = start(Machine("ivy-bridge", 1), 1)
     assert main(["calibrate", "--reads", "20", "-o", "here.json"]) == 0

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """``ptat record`` with boards on UDP; only the machine that is traced is made up."""
 
+import contextlib
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from ptat_host.boards import buffer_fill
+from ptat_host.boards import buffer_fill, contract
+from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_host.boards.client import Client, LinkError
 from ptat_host.boards.live import machine as live_machine
 from ptat_host.boards.live.child import Run
+from ptat_host.boards.live.machine import LiveMachine
 from ptat_host.cli import main
 from ptat_host.protocol import Command
+from ptat_parser.formats.session import Session
 
 REGION = {
     "base": 0x4000_0000,
@@ -183,15 +189,20 @@ def test_losses_name_their_board(boards, capsys):
     assert [channel["link"]["missing_at_end"] for channel in found["board"]["channels"]] == [0, 3]
 
 
-def test_a_mapping_is_for_its_region(boards, capsys):
+def write_mapping(**more: object) -> dict[str, Any]:
     columns = [hex(1 << i) for i in range(36)]
     mapping = {
         "format": "ptat-mapping",
         "version": 1,
         "region": {"base": REGION["base"], "size_bytes": REGION["size_bytes"]},
         "channels": [{"board": "", "columns": columns, "always": "0x0"}],
-    }
+    } | more
     Path("map.json").write_text(json.dumps(mapping))
+    return mapping
+
+
+def test_a_mapping_is_for_its_region(boards, capsys):
+    mapping = write_mapping()
     options = boards([])
     assert record(options, "--mapping", "map.json")[0] == 0
     mapping["region"]["base"] = 0x8000_0000
@@ -200,3 +211,123 @@ def test_a_mapping_is_for_its_region(boards, capsys):
     assert status == 2
     assert "calibrate again with this region" in capsys.readouterr().err
     assert not Path("no").exists()
+
+
+# What the bus does: --contract --------------------------------------------------------------------
+
+
+@pytest.fixture
+def requests(monkeypatch) -> list[RecordRequest]:
+    """What the machine is asked to record."""
+    made = []
+    start = Machine.__init__
+
+    def noted(self, request, tsc):
+        made.append(request)
+        start(self, request, tsc)
+
+    monkeypatch.setattr(Machine, "__init__", noted)
+    return made
+
+
+@pytest.mark.parametrize(("name", "ecc"), [("ecc", True), ("no-ecc", False)])
+def test_behind_a_memory_controller_markers_are_loads(boards, requests, name, ecc):
+    status, found = record(boards([]), "--contract", name)
+    assert status == 0
+    stated = found["board"]["contract"]
+    assert (stated["order"], stated["ecc"], stated["forwarding"]) == ("controller", ecc, True)
+    assert Session(Path("out")).board.contract.ecc is ecc
+    assert (requests[0].markers, requests[0].entries) == ("load", True)
+
+
+def test_without_a_contract_the_bus_keeps_order(boards, requests):
+    status, found = record(boards([]))
+    assert status == 0
+    assert "contract" not in found["board"]
+    assert (requests[0].markers, requests[0].entries) == (None, False)
+
+
+def test_the_mapping_may_state_the_contract(boards, requests):
+    write_mapping(contract="no-ecc")
+    options = boards([])
+    assert record(options, "--mapping", "map.json")[1]["board"]["contract"]["ecc"] is False
+    shutil.rmtree("out")
+    status, found = record(options, "--mapping", "map.json", "--contract", "program")
+    assert status == 0
+    assert "contract" not in found["board"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--contract", "amd"], "there is no such contract"),
+        (["--contract", "ecc", "--no-faults"], "inferred from page faults"),
+        (["--contract", "ecc", "--markers", "store"], "delays stores"),
+        (["--contract", "ecc", "--granularity", "8"], "a DIMM shows 64 bytes"),
+    ],
+)
+def test_what_a_contract_forbids(boards, capsys, options, message):
+    assert record(boards([]), *options)[0] == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_contract_needs_a_bus_of_lines(boards, monkeypatch, capsys):
+    identify = Client.identify
+    monkeypatch.setattr(
+        Client, "identify", lambda self: replace(identify(self), granularity_bytes=32)
+    )
+    assert record(boards([]), "--contract", "ecc")[0] == 2
+    assert "not lines of 64" in capsys.readouterr().err
+
+
+def marking(tmp_path, monkeypatch, wanted, access=None) -> LiveMachine:
+    """A machine whose kernel has `access` in its marker_access (None: has no such file)."""
+    monkeypatch.setattr(live_machine, "CONTROL", tmp_path)
+    if access is not None:
+        (tmp_path / "marker_access").write_text(f"{access}\n")
+    request = RecordRequest(["true"], tmp_path, tmp_path, {}, children=False, markers=wanted)
+    machine = LiveMachine.__new__(LiveMachine)
+    machine._request = request
+    return machine
+
+
+@pytest.mark.parametrize("wanted", ["store", "load"])
+@pytest.mark.parametrize("access", ["store", "load"])
+def test_the_kernel_marks_as_it_did_when_the_recording_has_ended(
+    tmp_path, monkeypatch, wanted, access
+):
+    machine = marking(tmp_path, monkeypatch, wanted, access)
+    with contextlib.ExitStack() as taking:
+        machine._choose_markers(taking)
+        assert live_machine._marker_access() == wanted
+    assert live_machine._marker_access() == access
+
+
+def test_a_kernel_that_cannot_mark_by_loads(tmp_path, monkeypatch):
+    with contextlib.ExitStack() as taking:
+        for wanted in (None, "store"):
+            marking(tmp_path, monkeypatch, wanted)._choose_markers(taking)
+        assert live_machine._marker_access() == "store"
+        with pytest.raises(BoardError, match="cannot mark its events by loads") as refused:
+            marking(tmp_path, monkeypatch, "load")._choose_markers(taking)
+    assert "--contract program" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("modes", "says"),
+    [
+        ([], "docs/boards.md"),
+        (["None"], "--contract no-ecc"),
+        (["SECDED", "SECDED"], "--contract ecc"),
+        (["None", "S4ECD4ED"], "--contract ecc"),
+    ],
+)
+def test_doctor_says_which_contract_fits(tmp_path, monkeypatch, modes, says):
+    monkeypatch.setattr(contract, "EDAC", tmp_path)
+    for number, mode in enumerate(modes):
+        path = tmp_path / "mc0" / f"dimm{number}" / "dimm_edac_mode"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{mode}\n")
+    found = contract.check()
+    assert found.ok is (True if modes else None)
+    assert says in found.detail

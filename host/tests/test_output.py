@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from reported import PAGES, damage, expect, make_session, write_summary
+from reported import PAGES, damage, expect, hide, make_session, write_summary
 
 from ptat_host import cli, console
 from ptat_host.cli import main
@@ -45,6 +45,16 @@ def test_report_of_a_damaged_session(session, capsys):
     damage(session)
     assert main(["report", str(session), "--top", "1"]) == 0
     expect("report-damaged.txt", capsys.readouterr().out)
+
+
+def test_report_of_a_session_behind_a_memory_controller(session, capsys):
+    hide(session)
+    assert main(["report", str(session)]) == 0
+    text = capsys.readouterr().out
+    expect("report-controller.txt", text)
+    assert max(map(len, text.splitlines())) <= 200
+    assert main(["report", "--json", str(session)]) == 0
+    assert json.loads(capsys.readouterr().out)["controller"]["misses"] == {"low": 105, "high": 114}
 
 
 def test_report_as_json(session, capsys):
@@ -218,12 +228,33 @@ WRONG = Validation(
 SWAPPED = replace(
     EXACT, ok=False, exact=False, matched=106, missing=1, extra=1, fault_label_errors=2, swapped=1
 )
+BOUNDED = replace(
+    EXACT,
+    exact=False,
+    truth_misses=110,
+    matched=87,
+    missing=23,
+    extra=20,
+    inferred=20,
+    inferred_wrong=0,
+    bound=(105, 114),
+    compared=[Compared(["gups 4711"], None, 107, 110, 110)],
+    examples=WRONG.examples,
+)
+OUTSIDE = replace(BOUNDED, ok=False, truth_misses=115)
 UNTOLD = Validation(trace_misses=107, explained=107, kernel_reads=0, notes=["no truth"])
 
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("exact", EXACT), ("wrong", WRONG), ("swapped", SWAPPED), ("untold", UNTOLD)],
+    [
+        ("exact", EXACT),
+        ("wrong", WRONG),
+        ("swapped", SWAPPED),
+        ("untold", UNTOLD),
+        ("bounded", BOUNDED),
+        ("outside", OUTSIDE),
+    ],
 )
 def test_validate(session, monkeypatch, capsys, name, found):
     monkeypatch.setattr("ptat_parser.validate", lambda results, progress: found)

@@ -38,6 +38,16 @@ def test_what_is_expected(compared, faulted, within, why):
     assert why in judged.why
 
 
+def test_what_a_memory_controller_hides_may_be_missing():
+    counted = Compared(["p"], None, 9_000, 10_000)
+    for margins, within in (((0, 999), True), ((0, 500), False), ((2_000, 0), False)):
+        judged = trace_validation._judge(counted, 0, 0.0001, margins)
+        assert judged.within is within
+    many = Compared(["p"], None, 10_000, 9_000)
+    assert trace_validation._judge(many, 0, 0.0001, (999, 0)).within
+    assert not trace_validation._judge(many, 0, 0.0001, (0, 999)).within
+
+
 def test_errors_are_relative_to_each_counter():
     judged = trace_validation._judge(Compared(["p"], None, 9_000, 10_000, 7_500), 0, 0.01)
     assert judged.error == pytest.approx(0.1)

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Rules of a memory controller, undone: each on a few accesses that were made up."""
 
+import json
+
+import controlled
 import numpy as np
 import pytest
+import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ptat_parser import parse, validate
+from ptat_parser.checks import capture as checks_capture
+from ptat_parser.checks.session import check
 from ptat_parser.order.line_times import LineTimes
 from ptat_parser.order.queue_inference import Links, Pages, Queue, Walks, infer
 from ptat_parser.order.scrub import find_scrub
@@ -144,8 +151,92 @@ def test_a_walk_that_faults_on_a_queued_line_is_inferred():
     assert inferred(masked, stores, [2500, 2500], FAULT, whole_lines=False).faults.time.size == 0
 
 
+def test_nothing_is_inferred_without_stores():
+    none = Stores(*(column[:0] for column in STORE))
+    found = inferred(walks_at((900, ENTRY)), none, [], FAULT)
+    assert found.retries.time.size == found.faults.time.size == found.in_doubt == 0
+
+
 def test_pages_mapped_around_a_fault_may_have_been_walked():
     stores = stores_at((1990, NEIGHBOUR, 2), (2000, ENTRY, 1))
     walks = walks_at((900, ENTRY), *((at, FAR) for at in range(2100, 2600, 100)), (9000, ENTRY))
     assert inferred(walks, stores, [5000, 5000], FAULT).possible == 1
     assert inferred(walks, stores, [1995, 5000], FAULT).possible == 0
+
+
+# Whole sessions -----------------------------------------------------------------------------------
+
+PAGES_STORED, WALKS = 100, 50
+
+
+@pytest.fixture
+def behind(tmp_path):
+    """A session behind a controller, and the machine and queue that made it."""
+    made, queue = controlled.machine(PAGES_STORED, WALKS)
+    return controlled.write(made, tmp_path / "session"), made, queue
+
+
+def test_a_session_behind_a_controller_has_all_misses(behind):
+    path, made, queue = behind
+    assert queue.answered
+    results = parse(path)
+    assert results.summary["totals"]["misses"] == controlled.true_misses(made)
+    found = results.summary["controller"]
+    assert found["inferred"] == PAGES_STORED
+    assert found["underfills"] == found["writes"] == sum(write for *_, write in queue.bus)
+    assert found["misses"] == {"low": PAGES_STORED + WALKS, "high": PAGES_STORED + WALKS}
+    assert validate(results).ok
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 149), (151, 160)])
+def test_a_truth_outside_of_the_bound_is_not_right(behind, low, high):
+    results = parse(behind[0])
+    results.summary["controller"]["misses"] = {"low": low, "high": high}
+    assert not validate(results).ok
+
+
+def test_memory_without_ecc_under_a_contract_with_ecc_is_named(behind):
+    path, made, queue = behind
+    assert not parse(path).summary["warnings"]
+    underfills = {(time - 2, line) for time, line, write in queue.bus if write}
+    made.bus = [row for row in made.bus if row[:2] not in underfills]
+    (warning,) = parse(controlled.write(made, path.with_name("masked"))).summary["warnings"]
+    assert "its contract is no-ecc" in warning
+
+
+def test_a_session_behind_a_controller_is_sound(behind):
+    report = check(behind[0])
+    assert report.ok, report.first
+    assert {one.name: one.about for one in report.checks}["bound"].endswith("150 to 150")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [({"scrubs": 1}, "counts"), ({"writes": 1}, "counts"), ({"misses": (0, 9)}, "bound")],
+)
+def test_what_does_not_add_up_behind_a_controller_is_seen(behind, change, name):
+    path = behind[0]
+    parse(path)
+    file = path / "results" / "summary.json"
+    summary = json.loads(file.read_text())
+    if "misses" in change:
+        change = {"misses": dict(zip(("low", "high"), change["misses"], strict=True))}
+    summary["controller"] |= change
+    file.write_text(json.dumps(summary))
+    assert [one.name for one in check(path).checks if one.violations] == [name]
+
+
+@pytest.mark.parametrize(
+    ("contract", "markers"), [({}, "store"), ({}, "load"), (controlled.CONTRACT, "store")]
+)
+def test_reads_and_stores_of_the_marker_area_are_those_of_the_contract(tmp_path, contract, markers):
+    """The bus has one read and one store there; which of them is wrong?"""
+    made, _ = controlled.machine(4, 0)
+    made.bus += [(made.now, synthetic.REGION_BASE, write) for write in (0, 1)]
+    made.bus = [row for row in made.bus if row[1] >= controlled.MARKERS_END or row[0] == made.now]
+    path = controlled.write(made, tmp_path / "session", contract, markers)
+    found = next(one for one in check(path).checks if one.name == "accesses")
+    if markers == "load":
+        assert (found.violations, found.first.message) == (1, checks_capture.MARKER_STORED)
+    else:
+        assert found.violations == (not contract)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptat_host import protocol
-from ptat_host.boards import stream
+from ptat_host.boards import contract, stream
 from ptat_host.boards.base import (
     BoardError,
     Check,
@@ -89,6 +89,7 @@ class HardwareBoard(ABC):
             "address mapping to program: a file of ptat calibrate (default: the board's own)",
             None,
         ),
+        contract.OPTION: contract.ABOUT,
     }
 
     def __init__(self, address: str | None = None) -> None:
@@ -130,7 +131,8 @@ class HardwareBoard(ABC):
         if not addresses:
             return [Check("board", None, f"none found; write it as {self.kind}:ADDRESS")]
         boards = [self._check_one(address) for address in addresses]
-        return boards + module_checks() + live_machine.checks()
+        more = [contract.check()] if contract.OPTION in self.options else []
+        return boards + module_checks() + more + live_machine.checks()
 
     def _check_one(self, address: str | None) -> Check:
         try:
@@ -331,6 +333,7 @@ class BoardSet:
 
     def _record(self, taps: list[Tap], request: RecordRequest) -> RecordResult:
         granularity_bytes = taps[0].identity.granularity_bytes
+        request, stated = _behind(request, granularity_bytes)
         if request.granularity_bytes not in (None, granularity_bytes):
             raise BoardError(
                 f"--granularity {request.granularity_bytes}: the bus of {self.name} shows"
@@ -349,6 +352,8 @@ class BoardSet:
             }
             if len(taps) > 1:
                 board["clocks"] = "pulses"
+            if stated:
+                board["contract"] = stated
             metadata: dict[str, Any] = {
                 "board": board,
                 "region": region,
@@ -414,6 +419,30 @@ class BoardSet:
                 if program is not None:
                     tap.program(program)
             return [tap.client.link.name for tap in taps]
+
+
+def _behind(
+    request: RecordRequest, granularity_bytes: int
+) -> tuple[RecordRequest, dict[str, Any] | None]:
+    """What to record on a bus behind a memory controller, and its contract; None: it is not one.
+
+    :raises BoardError: the board or other options cannot do that.
+    """
+    name = contract.stated(request.options)
+    if name == contract.DEFAULT:
+        return request, None
+    option = f"--{contract.OPTION} {name}"
+    if granularity_bytes != contract.LINE_BYTES:
+        raise BoardError(
+            f"{option}: this bus shows {granularity_bytes} bytes, not lines of"
+            f" {contract.LINE_BYTES}",
+            f"record with --{contract.OPTION} {contract.DEFAULT}",
+        )
+    if request.markers == "store":
+        raise BoardError(
+            "--markers store: a memory controller delays stores", "leave it out, or mark by loads"
+        )
+    return contract.needed(request, option), contract.named(name)
 
 
 def _programs(

@@ -21,6 +21,7 @@ from ptat_parser.errors import BadInput
 FORMAT = "ptat-mapping"
 VERSION = 1
 BYTES_MAX = 1 << 20
+HINT = "make it with ptat calibrate"
 
 Mask = Annotated[str, msgspec.Meta(pattern="^0x[0-9a-f]{1,16}$")]
 
@@ -42,11 +43,15 @@ class _File(msgspec.Struct, frozen=True):
     region: _Region
     channels: Annotated[list[_Channel], msgspec.Meta(min_length=1)]
     mirror: Annotated[int, msgspec.Meta(ge=0, lt=1 << protocol.RANKS_MAX)] = 0
+    contract: Literal["program", "no-ecc", "ecc"] | None = None
 
 
-def content(calibration: Calibration, observed: Observed) -> dict[str, Any]:
+def content(
+    calibration: Calibration, observed: Observed, contract_name: str | None = None
+) -> dict[str, Any]:
     """What the file holds.
 
+    :param contract_name: of `ptat_host.boards.contract`; None: not stated.
     :raises BadInput: there is no way back from coordinates to addresses.
     """
     programs = [calibration.program(channel) for channel in range(observed.channels)]
@@ -66,6 +71,7 @@ def content(calibration: Calibration, observed: Observed) -> dict[str, Any]:
         "observations": calibration.observations,
         "disagreeing": calibration.disagreeing,
         "mirror": calibration.mirror,
+        **({"contract": contract_name} if contract_name else {}),
         "channels": [
             {
                 "board": board,
@@ -89,15 +95,7 @@ def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list
 
     :raises BadInput: it is no such file, or not for this region and these boards.
     """
-    hint = "make it with ptat calibrate"
-    try:
-        with path.open("rb") as file:
-            text = file.read(BYTES_MAX)
-        found = msgspec.json.decode(text, type=_File)
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}", hint) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: not a mapping that this ptat can read: {error}", hint) from None
+    found = _decoded(path)
     if (found.region.base, found.region.size_bytes) != (region_base, region_bytes):
         raise BadInput(
             f"{path}: is for a region of {found.region.size_bytes:#x} bytes at"
@@ -114,6 +112,25 @@ def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list
         columns = [int(column, 16) for column in channel.columns]
         always = int(channel.always, 16)
         if any(value >> wire.ACCESS_ADDRESS_BITS for value in [*columns, always]):
-            raise BadInput(f"{path}: an address does not fit into a record", hint)
+            raise BadInput(f"{path}: an address is beyond what a record can hold", HINT)
         programs.append(Program(columns, always, found.mirror))
     return programs
+
+
+def contract(path: Path) -> str | None:
+    """The name of the contract that the file states, if it does.
+
+    :raises BadInput: it is no such file.
+    """
+    return _decoded(path).contract
+
+
+def _decoded(path: Path) -> _File:
+    try:
+        with path.open("rb") as file:
+            text = file.read(BYTES_MAX)
+        return msgspec.json.decode(text, type=_File)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}", HINT) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadInput(f"{path}: no mapping that this ptat can read: {error}", HINT) from None

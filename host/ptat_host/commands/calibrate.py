@@ -64,18 +64,22 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ptat_host.boards import contract
     from ptat_host.calibration import mirroring, saved_mapping
 
     board = chosen_board(arguments)
     if not isinstance(board, CalibratingBoard):
         raise UsageError(f"board {board.name} cannot be calibrated", "choose another --board")
     options = board_options(arguments, board)
+    stated = options.get(contract.OPTION)
+    if stated is not None:
+        contract.named(stated)
     observed = board.observe(
         ObserveRequest(arguments.addresses, arguments.reads, arguments.seed, options)
     )
     fit = mirroring.solve_either(observed.addresses, observed.coordinates)
     found = fit.calibration
-    described = saved_mapping.content(found, observed)
+    described = saved_mapping.content(found, observed, stated)
     saved_mapping.write(arguments.output, described)
     loaded = board.load(arguments.output)
     if arguments.json:

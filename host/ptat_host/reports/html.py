@@ -127,10 +127,12 @@ def _printable(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _totals(summary: dict[str, Any]) -> list[tuple[str, int, bool]]:
+def _totals(summary: dict[str, Any]) -> list[tuple[str, int | str, bool]]:
     totals = summary["totals"]
+    behind = "controller" in summary
     return [
         ("TLB misses", totals["misses"], False),
+        *([("true misses", session_report.bound(summary), False)] if behind else []),
         (
             "pages" if summary["granularity_bytes"] == 8 else "groups of pages",
             totals["pages"],

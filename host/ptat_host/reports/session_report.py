@@ -75,6 +75,7 @@ def summarise(results: Results, top: int, objects: bool = True) -> dict[str, Any
         "clock": summary["clock"],
         "warnings": summary["warnings"],
         "console_warnings": session.kernel.warnings,
+        **({"controller": summary["controller"]} if "controller" in summary else {}),
         **({"traps": trap_counts.summarise(Trace(results), top)} if session.traps else {}),
     }
 
@@ -194,6 +195,8 @@ def _totals(report: dict[str, Any]) -> Table:
     table.add_column()
     table.show_header = False
     table.add_row("TLB misses", _count(totals["misses"]), _places(report))
+    if "controller" in report:
+        table.add_row("true misses", "", hidden(report))
     if report["granularity_bytes"] > 8:
         exact, two, four, eight = (report["misses_by_span"][n] for n in ("1", "2", "4", "8"))
         others = f"one of 2: {_count(two)}, of up to 4: {_count(four)}, of up to 8: {_count(eight)}"
@@ -210,6 +213,25 @@ def _totals(report: dict[str, Any]) -> Table:
     kinds = ", ".join(f"{kind} {_count(n)}" for kind, n in report["losses"].items() if n)
     table.add_row("lost", Text(_count(lost), style="bold red" if lost else ""), kinds or "nothing")
     return table
+
+
+def bound(report: dict[str, Any]) -> str:
+    """Between which numbers the true number of misses is, behind a memory controller."""
+    misses = report["controller"]["misses"]
+    return f"between {_count(misses['low'])} and {_count(misses['high'])}"
+
+
+def hidden(report: dict[str, Any]) -> str:
+    """The bound and its reasons: what a memory controller hid, and what it added."""
+    kinds = ("inferred", "possible", "in_doubt", "underfills", "scrubs")
+    inferred, possible, in_doubt, underfills, scrubs = (
+        _count(report["controller"][kind]) for kind in kinds
+    )
+    return (
+        f"{bound(report)}: behind a memory controller, {inferred} are inferred and {possible} more"
+        f" may be unseen; {in_doubt} reads could not be told apart; left out:"
+        f" {underfills} underfill and {scrubs} scrub reads"
+    )
 
 
 def _places(report: dict[str, Any]) -> str:

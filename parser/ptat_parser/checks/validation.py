@@ -125,6 +125,9 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
         unexplained=summary["unexplained"]["reads"] + summary["unexplained"]["events"],
         granularity_bytes=summary["granularity_bytes"],
     )
+    if behind := summary.get("controller"):
+        found.inferred = behind["inferred"]
+        found.bound = behind["misses"]["low"], behind["misses"]["high"]
     unseen = _Unseen()
     if results.session.truth_path.exists():
         _compare_with_truth(results, found, unseen, progress)
@@ -141,20 +144,24 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     one_in = results.summary.get("sampled_one_in", 1)
     if one_in > 1:
         found.notes.append(f"1 in {one_in} accesses sampled: the trace cannot be complete")
-    right = found.exact is not False
-    if found.bound is not None:
-        # A controller hides walks, so the trace cannot be exact walk by walk.
-        low, high = found.bound
-        inside = found.truth_misses is not None and low <= found.truth_misses <= high
-        right = inside and not found.wrong_page and not found.unexplained
     found.ok = (
-        right
+        _is_right(found)
         and one_in == 1
         and not found.lost
         and not found.unexplained
         and not found.kernel_reads
     )
     return found
+
+
+def _is_right(found: Validation) -> bool:
+    """Whether a trace is what its truth, if there is one, and its contract demand."""
+    if found.bound is None or found.truth_misses is None:
+        return found.exact is not False
+    # What a memory controller hides cannot be exact, walk by walk.
+    low, high = found.bound
+    inside = low <= found.truth_misses <= high
+    return inside and not found.wrong_page and not found.inferred_wrong
 
 
 class _Swaps:
@@ -406,10 +413,8 @@ def _compare_with_truth(
     if not any_walks:
         found.extra = found.trace_misses
     found.swapped = comparison.swaps.pairs
-    if behind := results.summary.get("controller"):
-        found.inferred = behind["inferred"]
+    if found.bound is not None:
         found.inferred_wrong = comparison.inferred.wrong
-        found.bound = behind["misses"]["low"], behind["misses"]["high"]
     found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
 
 

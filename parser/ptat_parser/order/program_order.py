@@ -55,6 +55,8 @@ WRITE_AHEAD_S = 0.2e-6
 """How far the clocks may place a WR before its store."""
 SCRUB_LATE_S = 50e-6
 """Largest delay of a scrub read; the CPUs' accesses take priority."""
+WITHOUT_UNDERFILL_MAX = 0.01
+"""Fraction of the writes whose underfill may precede the recording."""
 
 
 @dataclass
@@ -76,6 +78,18 @@ class Found:
         """`controller` of summary.json, with the bound for the true number of `misses`."""
         bound = {"low": misses - self.in_doubt, "high": misses + self.in_doubt + self.possible}
         return asdict(self) | {"misses": bound}
+
+
+    @property
+    def warnings(self) -> list[str]:
+        """What speaks against the contract."""
+        without = self.writes_without_underfill
+        if without <= WITHOUT_UNDERFILL_MAX * self.writes:
+            return []
+        return [
+            f"{without:,} of {self.writes:,} writes had no underfill read: is this memory without"
+            " ECC? Then its contract is no-ecc"
+        ]
 
 
 class Marks(NamedTuple):

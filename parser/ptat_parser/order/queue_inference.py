@@ -136,6 +136,8 @@ def infer(
     walks: Walks, queue: Queue, faults: Pages, links: Links, tick_hz: float, cpus: int
 ) -> Inferred:
     """Infer the walks that the queue answered; times are in ticks."""
+    if not queue.stores.time.size:
+        return Inferred(NO_READS, NO_READS, 0, 0)
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
     answered, faulted = _answered_faults(walks, queue, known, LAG_MAX_S * tick_hz)
     others = np.ones(walks.time.size, np.bool_)

@@ -7,10 +7,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ptat_host.boards import contract
 from ptat_host.boards.base import (
     BoardError,
     Check,
@@ -214,14 +214,7 @@ def behind_controller(request: RecordRequest) -> RecordRequest:
         raise BoardError("--controller: not with --bus soc", "use --bus model or --bus gateware")
     if "buffer" in request.options:
         raise BoardError("--buffer: the controller's commands are not lost", "leave it out")
-    if not request.faults:
-        raise BoardError(
-            "--no-faults: walks that the controller answers are inferred from page faults",
-            "leave it out with --controller",
-        )
-    if request.granularity_bytes not in (None, controller.LINE_BYTES):
-        raise BoardError(f"--granularity {request.granularity_bytes}: a DIMM shows 64 bytes")
-    return replace(request, entries=True, markers=request.markers or "load")
+    return contract.needed(request, "--controller")
 
 
 def _second_pass(

@@ -81,6 +81,12 @@ def _set_up() -> Iterator[None]:
         ) from error
 
 
+def _marker_access() -> str:
+    """How the kernel marks its events; kernels without the choice store."""
+    file = CONTROL / "marker_access"
+    return file.read_text().strip() if file.exists() else "store"
+
+
 class LiveMachine:
     """One recording's hold of this machine; a context manager that gives it back."""
 
@@ -108,6 +114,7 @@ class LiveMachine:
             with _set_up():
                 (CONTROL / "levels").write_text(request.levels)
                 self._read_back(taking)
+                self._choose_markers(taking)
                 self._tracing = Tracing(
                     self._log, events_of(request), self._cpus, taking, self._fail
                 )
@@ -131,6 +138,7 @@ class LiveMachine:
             "marker_stride_bytes": told["marker_stride"],
             "levels": self._request.levels,
             "readback": (CONTROL / "readback").read_text().strip() == "on",
+            "markers": _marker_access(),
         }
 
     @property
@@ -210,6 +218,21 @@ class LiveMachine:
             file = CONTROL / "readback"
             taking.callback(file.write_text, file.read_text())
             file.write_text("on")
+
+    def _choose_markers(self, taking: contextlib.ExitStack) -> None:
+        """Let the kernel mark its events as was asked for; else as it does."""
+        wanted = self._request.markers
+        if wanted is None or wanted == _marker_access():
+            return
+        file = CONTROL / "marker_access"
+        if not file.exists():
+            raise BoardError(
+                f"this kernel cannot mark its events by loads: it has no {file}",
+                "boot one with the present series in kernel-patch/; until then, only record from"
+                " a bus that keeps order (--contract program)",
+            )
+        taking.callback(file.write_text, file.read_text())
+        file.write_text(wanted)
 
     def _mark(self, marker: str) -> None:
         os.write(self._marker, marker.encode())
