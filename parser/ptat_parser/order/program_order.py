@@ -79,7 +79,6 @@ class Found:
         bound = {"low": misses - self.in_doubt, "high": misses + self.in_doubt + self.possible}
         return asdict(self) | {"misses": bound}
 
-
     @property
     def warnings(self) -> list[str]:
         """What speaks against the contract."""
