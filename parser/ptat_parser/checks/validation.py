@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ptat_parser.checks.walk_pairs import overlapping_walks
 from ptat_parser.errors import BadInput
 from ptat_parser.formats import truth
 from ptat_parser.order.clock import Clock
@@ -227,8 +228,12 @@ def _check_walks(results: Results, found: Validation) -> None:
     if results.session.region.levels != "pte+pmd":
         found.notes.append("PMD tables were not traced: the walks' grammar cannot be checked")
         return
-    found.explained = walks["whole"]
-    found.kernel_reads = walks["broken"] + found.unexplained
+    whole, broken = walks["whole"], walks["broken"]
+    cpus = results.session.kernel.cpus
+    if broken and cpus > 1 and found.granularity_bytes == 8:
+        whole, broken = overlapping_walks(results, cpus)
+    found.explained = whole
+    found.kernel_reads = broken + found.unexplained
 
 
 class _Unseen:
