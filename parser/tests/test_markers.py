@@ -12,15 +12,15 @@ from ptat_parser.order import markers
 SLOTS = 1024
 
 
-def events(seqs, times=None, start: int | None = None):
+def events(seqs, times=None, start: int | None = None, stop: int | None = None):
     table = np.zeros(len(seqs), tracepoints.TABLE_EVENT)
     table["seq"] = seqs
     table["time"] = np.arange(len(seqs)) * 1000 if times is None else times
     table["kind"] = tracepoints.TABLE_LINK
-    if start is not None:
-        row = table["seq"] == start
+    for seq, cookie in ((start, tracepoints.COOKIE_START), (stop, tracepoints.COOKIE_STOP)):
+        row = table["seq"] == seq
         table["kind"][row] = tracepoints.MARKER
-        table["cookie"][row] = tracepoints.COOKIE_START
+        table["cookie"][row] = cookie
     return table
 
 
@@ -46,7 +46,7 @@ def test_in_order_over_many_rounds():
     seqs = list(range(1, 5000))
     found = placed(events(seqs, start=1), stores(seqs))
     assert [found[seq] for seq in seqs] == [10 * i for i in range(len(seqs))]
-    assert (found["done"].lost_markers, found["done"].stores_without_event) == (0, 0)
+    assert (found["done"].lost_markers, found["done"].without_event.size) == (0, 0)
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 400))
@@ -80,11 +80,18 @@ def test_lost_stores_go_by_time():
     assert found[52] == 490
 
 
-def test_lost_events_are_told():
+def test_lost_events_are_reported():
     logged = [seq for seq in range(1, 200) if seq not in (70, 71)]
     found = placed(events(logged, start=1), stores(range(1, 200)))
-    assert found["done"].stores_without_event == 2
+    assert found["done"].without_event.tolist() == [69, 70]
     assert found[72] == 710
+
+
+def test_the_log_may_end_at_stop_before_the_capture_does():
+    """A process may free its tables between the end of the log and that of the capture."""
+    logged = [seq for seq in range(1, 180) if seq != 70]
+    found = placed(events(logged, start=1, stop=179), stores(range(1, 185)))
+    assert found["done"].without_event.tolist() == [69]
 
 
 @pytest.mark.parametrize("gap", [100, 700, 1024, 5000])
@@ -100,5 +107,5 @@ def test_more_lost_than_one_round(gap):
 
 def test_no_events_and_no_stores():
     assert placed(events([]), stores([]))["done"].position.size == 0
-    assert placed(events([]), stores([3, 4]))["done"].stores_without_event == 2
+    assert placed(events([]), stores([3, 4]))["done"].without_event.size == 2
     assert placed(events([5, 6], start=5), stores([]))["done"].lost_markers == 2

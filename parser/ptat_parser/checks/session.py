@@ -173,14 +173,14 @@ def _check_markers(
             f"{session.kernel_path.name}/cpu{event['cpu']}.raw",
             int(without_store.size),
         )
-    if placed.stores_without_event:
-        store = int(np.setdiff1d(np.arange(slot.size), placed.store)[0])
+    if placed.without_event.size:
+        store = int(placed.without_event[0])
         name, place = locate(session, int(position[store]))
         report.violated(
             current,
             f"a store to marker slot {slot[store]} that no event explains",
             name,
-            placed.stores_without_event,
+            placed.without_event.size,
             **place,
         )
     certain = placed.position != markers.BY_TIME

@@ -44,7 +44,8 @@ class Placement:
     `position` (int64, per event): index among all accesses, `APPLY_FIRST` for an event
     before the recording, `BY_TIME` if the marker was lost. `marker_ticks` (uint64, per event): time
     of the marker, or 0 if it was lost. `event` and `store`: indices of the matched pairs, for the
-    clocks.
+    clocks. `without_event`: indices of the stores whose event the log lacks. Stores of events after
+    the recording's STOP are not among them: the log may end there, before the capture does.
     """
 
     position: I64
@@ -52,7 +53,7 @@ class Placement:
     event: I64
     store: I64
     lost_markers: int
-    stores_without_event: int
+    without_event: I64
 
 
 def place(
@@ -67,17 +68,15 @@ def place(
     """
     seqs = tables["seq"].astype(np.int64)
     index_of = {seq: i for i, seq in enumerate(seqs.tolist())}
-    starts = tables[
-        (tables["kind"] == tracepoints.MARKER) & (tables["cookie"] == tracepoints.COOKIE_START)
-    ]
-    started = int(starts["seq"][0]) if starts.size else None
+    started = _seq_of(tables, tracepoints.COOKIE_START)
+    stopped = _seq_of(tables, tracepoints.COOKIE_STOP)
     expected = started if started is not None else int(seqs[0]) if seqs.size else 1
 
     by_time = np.argsort(tables["time"], kind="stable")
     times = tables["time"][by_time]
     last: tuple[int, int] | None = None  # ticks and cycles of the last matched pair
     pairs: dict[int, int] = {}
-    without_event = 0
+    without_event: list[int] = []
     rows = zip(
         stores.time_ticks.tolist(), stores.slot.tolist(), stores.after_loss.tolist(), strict=True
     )
@@ -89,11 +88,11 @@ def place(
             expected = int(seqs[by_time[near]])
         seq = expected - slots // 2 + (slot - expected + slots // 2) % slots
         event = index_of.get(seq)
-        if event is None or event in pairs:
-            without_event += 1
-        else:
+        if event is not None and event not in pairs:
             pairs[event] = i
             last = ticks, int(tables["time"][event])
+        elif event is not None or stopped is None or seq <= stopped:
+            without_event.append(i)
         expected = max(expected, seq + 1)
 
     event_index = np.fromiter(pairs.keys(), np.int64, len(pairs))
@@ -111,8 +110,14 @@ def place(
         event_index,
         store_index,
         int(np.count_nonzero(position == BY_TIME)),
-        without_event,
+        np.array(without_event, np.int64),
     )
+
+
+def _seq_of(tables: npt.NDArray[Any], cookie: int) -> int | None:
+    """Number of the first user marker with this cookie, or None."""
+    found = tables["seq"][(tables["kind"] == tracepoints.MARKER) & (tables["cookie"] == cookie)]
+    return int(found[0]) if found.size else None
 
 
 def before_next(tables: npt.NDArray[Any], placed: Placement) -> tuple[U64, U64]:

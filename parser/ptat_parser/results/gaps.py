@@ -72,10 +72,9 @@ def find(
     return _joined(in_ns)
 
 
-def first_lost_event(log: KernelLog, stores: MarkerStores, placed: Placement) -> int | None:
+def first_lost_event(log: KernelLog, placed: Placement) -> int | None:
     """Marker store from which on table events are missing in the kernel's log, or None."""
-    without_event = np.setdiff1d(np.arange(stores.slot.size), placed.store)
-    first = [int(without_event[0])] if without_event.size else []
+    first = placed.without_event[:1].tolist()
     seqs = log.tables["seq"].astype(np.int64)
     missing = np.flatnonzero(np.diff(seqs) > 1)
     if missing.size:
@@ -98,7 +97,7 @@ def _of_markers(log: KernelLog, stores: MarkerStores, placed: Placement) -> list
     matched[placed.event] = placed.store
     has_store = np.flatnonzero(matched >= 0)
 
-    lost_from = first_lost_event(log, stores, placed)
+    lost_from = first_lost_event(log, placed)
     if lost_from is not None:
         intervals.append((int(ticks[lost_from]), END_OF_TIME))
     for event in np.flatnonzero(placed.position == markers.BY_TIME).tolist():

@@ -143,7 +143,7 @@ def _parse_into(
         fitted = _fit(session, pairs, entry_stores.pairs(_fit(session, pairs)))
     else:
         fitted = _fit(session, pairs, clock.Pairs(*markers.before_next(log.tables, placement)))
-    lost_from = gaps.first_lost_event(log, found.stores, placement)
+    lost_from = gaps.first_lost_event(log, placement)
     events = set(session.kernel.events)
     faults = events.issuperset(FAULT_EVENTS)
     # Entry events may narrow the candidates of a miss only if none of them is missing.

@@ -103,7 +103,7 @@ def _losses(
         "kernel_events": log.lost_events,
         "kernel_seqs": log.lost_seqs,
         "markers": placement.lost_markers,
-        "markers_without_event": placement.stores_without_event,
+        "markers_without_event": placement.without_event.size,
         "link_errors": found.link_errors,
         "decode_errors": found.decode_errors,
     }
