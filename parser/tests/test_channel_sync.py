@@ -164,7 +164,7 @@ def test_the_drift_is_found(session):
         ({"dropped": set(range(1, 1000))}, "a board got 1 pulses, not two"),
         ({"error_ns": 20_000_000}, "pulses come every 50 ms"),
         ({"early": 20_000_000}, "no pulse reached both boards"),
-        ({"wander": 1e-11}, "did not get the same pulses"),
+        ({"wander": 1e-11}, "did not receive the same pulses"),
     ],
 )
 def test_boards_that_cannot_be_aligned(session, faults, message):

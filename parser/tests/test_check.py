@@ -104,9 +104,9 @@ def test_damage_of_the_capture_is_placed(session):
     change(1, 0, header ^ 2 << 44, "version 3")
     change(1, 0, header ^ 7 << 36, "channel 7")
     change(1, 0, header ^ 1 << 32, "flags")
-    change(2, 0, header + 5, "block number 6 where 2 is due")
+    change(2, 0, header + 5, "block number 6 instead of 2")
     change(2, 1, 3, "time runs backwards")
-    change(1, 500, 9 << 60, "no record")
+    change(1, 500, 9 << 60, "not a record")
     change(1, 600, wire.Tag.TIME << 60 | 7, "time runs backwards")
     words = np.frombuffer(intact, "<u8").reshape(-1, wire.BLOCK_WORDS)
     used = int(words[-1, wire.WORD_CHECK]) >> wire.CHECK_COUNT_SHIFT & 0xFFF
@@ -119,8 +119,8 @@ def test_blocks_dropped_doubled_and_cut(session):
     data = bus.read_bytes()
     size = wire.BLOCK_BYTES
     for change, block, message in (
-        (data[:size] + data[2 * size :], 1, "block number 2 where 1 is due"),
-        (data[:size] + data, 1, "block number 0 where 1 is due"),
+        (data[:size] + data[2 * size :], 1, "block number 2 instead of 1"),
+        (data[:size] + data, 1, "block number 0 instead of 1"),
         (data[: 2 * size], 2, "no STOP mark"),
         (data[: 2 * size + 9], 2, "9 of 8192 bytes"),
     ):

@@ -186,7 +186,7 @@ def test_a_channel_is_missing(session):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [("index", "have one number"), ("tick_hz", "clocks differ")]
+    ("change", "message"), [("index", "have the same number"), ("tick_hz", "clocks differ")]
 )
 def test_channels_that_do_not_go_together(session, change, message):
     path = session(steps=50)

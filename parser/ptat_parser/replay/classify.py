@@ -33,7 +33,14 @@ from ptat_parser.replay.page_counts import (
     put_away,
     row_of_page,
 )
-from ptat_parser.replay.page_faults import apply_until, hold, mark_stored, next_event, watch_until
+from ptat_parser.replay.page_faults import (
+    apply_until,
+    hold,
+    mark_stored,
+    match_waited,
+    next_event,
+    watch_until,
+)
 from ptat_parser.replay.page_tables import (
     COUNT_BITS,
     COUNTED_MAX,
@@ -71,90 +78,63 @@ def replay_accesses(
 ) -> None:
     """Replay the accesses ``[start, stop)``, which have no table event between them.
 
-    `chunk_memory` holds the `Accesses`, `memory` the `Room`.
+    `chunk_memory` holds the `Accesses`, `memory` the `Room`. This is one function, because each
+    level of calls makes numba optimize all functions below it again.
     """
-    chunk = chunk_memory.accesses
-    for group in range(start // GROUP, -(-stop // GROUP)):
-        first = group * GROUP
-        if memory.room.config.faults and first >= start and group % WATCH_GROUPS == 0:
-            watch_until(_horizon(group, chunk_memory, memory), memory)
-        begin, end = max(start - first, 0), min(stop - first, GROUP)
-        if chunk.size:
-            block = chunk.blocks[group]
-            words = block[WORD_FIRST_RECORD:WORD_CHECK]
-            now = _time_at(words, 0, begin, block[WORD_TIME])
-            _replay_group(words, chunk.time, group, begin, end, now, chunk_memory, memory)
-        else:
-            words, time = chunk.words[first : first + GROUP], chunk.time[first : first + GROUP]
-            _replay_group(words, time, group, begin, end, _ZERO, chunk_memory, memory)
-
-
-@bare
-def _replay_group(
-    words: U64,
-    time: U64,
-    group: Integer,
-    start: Integer,
-    end: Integer,
-    now: Integer,
-    chunk_memory: AccessesMemory,
-    memory: RoomMemory,
-) -> None:
-    """Replay the accesses ``[start, end)`` of a group; `now`: time of the access before `start`."""
     room = memory.room
     slots, tally = room.slots, room.tally
-    following, following_ticks, latest = _after_group(group, chunk_memory)
-    next_timed = next_event(memory)
-    quick_end = _until(words, time, start, end, now, latest, next_timed)
-    pmds_here = find_slots(words, start, end, memory)
-    i = start
-    while i < end:
-        if tally.reads > 0 and i < quick_end and may_count(slots[i]):
-            began, before = i, now
-            i, now = count_reads(words, time, began, quick_end, before, memory)
-            if room.config.records:
-                put_reads(words, time, began, i, before, memory)
-            if pmds_here or room.cursors.walk_pmd >= 0:
-                count_walks(words, time, began, i, before, now, memory)
-            else:
-                tally.walks_broken += i - began
-            tally.reads += i - began
-            if i == end:
-                break
-        word, before = words[i], now
-        now = time[i] if time.size else now + delta_of(word)
-        i += 1
-        if next_timed < now:
-            _apply_events(word, now, memory)
-            next_timed = next_event(memory)
-            quick_end = _until(words, time, i, end, now, latest, next_timed)
-            if tally.reads > 0 and may_count(slots[i - 1]):
-                # Only the event had interrupted the fast path.
-                i, now = i - 1, before
+    for group in range(start // GROUP, -(-stop // GROUP)):
+        if room.config.faults and group * GROUP >= start and group % WATCH_GROUPS == 0:
+            watch_until(_horizon(group, chunk_memory, memory), memory)
+        words, time, i, end, now = _group(group, start, stop, chunk_memory)
+        following = _after_group(group, chunk_memory)
+        latest = following[2]
+        next_timed = next_event(memory)
+        quick_end = _until(words, time, i, end, now, latest, next_timed)
+        pmds_here = find_slots(words, i, end, memory)
+        while i < end:
+            if tally.reads > 0 and i < quick_end and may_count(slots[i]):
+                began, before = i, now
+                i, now = count_reads(words, time, began, quick_end, before, memory)
+                if room.config.records:
+                    put_reads(words, time, began, i, before, memory)
+                if pmds_here or room.cursors.walk_pmd >= 0:
+                    count_walks(words, time, began, i, before, now, memory)
+                else:
+                    tally.walks_broken += i - began
+                tally.reads += i - began
+                if i == end:
+                    break
+            word, before = words[i], now
+            now = time[i] if time.size else now + delta_of(word)
+            i += 1
+            if next_timed < now:
+                _mark_early(word, memory)
+                apply_until(now, memory)
+                match_waited(now, memory)
+                next_timed = next_event(memory)
+                quick_end = _until(words, time, i, end, now, latest, next_timed)
+                if tally.reads > 0 and may_count(slots[i - 1]):
+                    # Only the event had interrupted the fast path.
+                    i, now = i - 1, before
+                    continue
+            if word & WRITE_BIT:
+                _replay_store(_address_of(word), now, memory)
                 continue
-        if word & WRITE_BIT:
-            _replay_store(_address_of(word), now, memory)
-            continue
-        next_address, next_ticks = following, following_ticks
-        if i < words.size:
-            next_address, next_ticks = _read(words[i], now)
-            if time.size:
-                next_ticks = np.int64(time[i])
-        _replay_read(_address_of(word), now, next_address, next_ticks - np.int64(now), memory)
-    last, _ = _read(words[end - 1], _ZERO)
-    room.cursors.last_read = np.int64(last)
+            address, ticks = _next_read(words, time, i, now, following)
+            _replay_read(_address_of(word), now, address, ticks - np.int64(now), memory)
+        last, _ = _read(words[end - 1], _ZERO)
+        room.cursors.last_read = np.int64(last)
 
 
 @bare
-def _apply_events(word: Integer, now: Integer, memory: RoomMemory) -> None:
-    """Apply the events without a marker that precede an access."""
-    room = memory.room
-    if room.config.faults and word & WRITE_BIT:
-        # A waiting event must see this store before it is matched.
+def _mark_early(word: Integer, memory: RoomMemory) -> None:
+    """Mark an access that is a store before the events before it: a waiting event must see it."""
+    config = memory.room.config
+    if config.faults and word & WRITE_BIT:
         entry = entry_at(_address_of(word), memory)
         if entry >= 0:
-            mark_stored(entry & -room.config.line, memory)
-    apply_until(now, memory)
+            mark_stored(entry & -config.line, memory)
 
 
 @bare
@@ -336,11 +316,34 @@ def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
 
 
 @bare
-def _time_at(words: U64, start: Integer, end: Integer, now: Integer) -> Integer:
-    """Time of the access ``end - 1`` of a block; `now`: time of the access before `start`."""
-    for i in range(start, end):
-        now += delta_of(words[i])
-    return now
+def _next_read(
+    words: U64, time: U64, i: Integer, now: Integer, following: tuple[Integer, Integer, Integer]
+) -> tuple[Integer, Integer]:
+    """Address and time of access `i` if it is a read; `now`: time of the previous access."""
+    if i == words.size:
+        return following[0], following[1]
+    address, ticks = _read(words[i], now)
+    return address, np.int64(time[i]) if time.size else ticks
+
+
+@bare
+def _group(
+    group: Integer, start: Integer, stop: Integer, chunk_memory: AccessesMemory
+) -> tuple[U64, U64, Integer, Integer, Integer]:
+    """The part of a group in ``[start, stop)``.
+
+    Words and times of the group, first and last index of the part, and time before the first.
+    """
+    chunk = chunk_memory.accesses
+    first = group * GROUP
+    begin, end = max(start - first, 0), min(stop - first, GROUP)
+    words, time, now = chunk.words[first : first + GROUP], chunk.time[first : first + GROUP], _ZERO
+    if chunk.size:
+        block = chunk.blocks[group]
+        words, time, now = block[WORD_FIRST_RECORD:WORD_CHECK], chunk.time, block[WORD_TIME]
+        for i in range(begin):
+            now += delta_of(words[i])
+    return words, time, begin, end, now
 
 
 @bare

@@ -435,11 +435,14 @@ def _match(i: Integer, memory: RoomMemory) -> None:
 
 
 @bare
-def match_until(time: Integer, memory: RoomMemory) -> None:
-    """Match the waiting fault events before `time`; all of them if it is `NEVER`."""
+def match_waited(now: Integer, memory: RoomMemory) -> None:
+    """Match the fault events that have waited at the time `now`; all of them if it is `NEVER`."""
     room = memory.room
     timed, cursors = room.timed, room.cursors
-    while cursors.next_held < cursors.next_timed and timed.time[cursors.next_held] < time:
+    while (
+        cursors.next_held < cursors.next_timed
+        and timed.time[cursors.next_held] + room.config.hold < now
+    ):
         i = cursors.next_held
         _match(i, memory)
         if timed.kind[i] == tracepoints.FAULT:
@@ -474,8 +477,6 @@ def apply_until(time: Integer, memory: RoomMemory) -> None:
                 # The walker may read the old entry until the store that clears it.
                 mapped[entry] = 1 if timed.kind[i] == tracepoints.ENTRY_SET else CLEARING
         cursors.next_timed += 1
-    if time > config.hold:
-        match_until(time - config.hold, memory)
 
 
 @bare

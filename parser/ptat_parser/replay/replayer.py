@@ -39,7 +39,7 @@ from ptat_parser.replay.page_faults import (
     PATIENCE_S,
     apply_until,
     match_frame,
-    match_until,
+    match_waited,
     watch_until,
 )
 from ptat_parser.replay.page_tables import ENTRIES, EPOCH_TICKS, Rpt
@@ -319,10 +319,10 @@ class _SegmentReplay:
         if segment.end_ticks is None and (schedule.lost or not replayer.stopped):
             self._lose()
         for event in schedule.rest(end_ticks):
-            apply_until(replayer.ticks[event], memory)
+            self._apply_until(replayer.ticks[event])
             self._apply(event, int(replayer.ticks[event]))
         apply_until(end_ticks, memory)
-        match_until(NEVER, memory)
+        match_waited(NEVER, memory)
         replayer.add_retired(replayer.pages)
         replayer.rows = int(self._cursors["rows"][0])
         shown = self._examples[: min(int(self._tally["unexplained"][0]), EXAMPLES)].tolist()
@@ -374,7 +374,7 @@ class _SegmentReplay:
             self._replay_accesses(chunk, start, position)
             start = position
             if until_ticks:
-                apply_until(np.uint64(until_ticks), self._memory)
+                self._apply_until(np.uint64(until_ticks))
             if event == LOSS:
                 self._lose()
             elif event != NOTHING:
@@ -475,13 +475,18 @@ class _SegmentReplay:
             if cursors["next_held"][0] < cursors["next_timed"][0]:
                 match_frame(rpt.slot(applied.pa) // ENTRIES, self._memory)
         elif applied.kind == tracepoints.TABLE_MOVE:
-            match_until(NEVER, self._memory)
+            match_waited(NEVER, self._memory)
         rpt.apply(applied, at_ticks)
         self._share()
 
+    def _apply_until(self, ticks: np.uint64) -> None:
+        """Apply the events without a marker up to a bus time, and match those that have waited."""
+        apply_until(ticks, self._memory)
+        match_waited(ticks, self._memory)
+
     def _lose(self) -> None:
         """Separate the accesses after a loss from those before it."""
-        match_until(NEVER, self._memory)
+        match_waited(NEVER, self._memory)
         rpt, cursors = self._replayer.rpt, self._cursors
         last_read = int(cursors["last_read"][0])
         slot = rpt.slot(last_read)

@@ -50,16 +50,6 @@ def _share_out(
     time_ns, page = misses
     other_time_ns, other_page, other_kind = others
     origin_ticks, origin_ns, ns_per_tick = line
-    at_once = min(end - start, time_ns.size)
-    n_left: Integer = 0
-    for at in range(start, start + at_once):
-        n_left += kind[at] != replay_state.MISS
-    if not n_left:
-        for at in range(at_once):  # vectorizes
-            time_ns[at] = _to_ns(time[start + at], origin_ticks, origin_ns, ns_per_tick)
-        for at in range(at_once):
-            page[at] = number[start + at]
-        return at_once, 0
     # Unsigned indices avoid sign checks.
     i, stop = np.uint64(start), np.uint64(start)
     n, n_others, one = np.uint64(0), np.uint64(0), np.uint64(1)
