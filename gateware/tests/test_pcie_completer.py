@@ -415,6 +415,22 @@ def test_every_byte_enable_and_length(data_width, kind):
         compare(bench, model, fill + distinct(tlps[start : start + 240]))
 
 
+def test_refused_atomic_operations_name_the_bytes_that_they_would_return():
+    """Byte Count of section 2.2.9: an operand's size; of compare and swap, one of its two."""
+    tlps = [
+        Tlp(
+            kind,
+            length,
+            BASE if kind & 0x20 else BASE % 2**32,
+            last_be=0xF if length > 1 else 0,
+            payload=tuple(range(length)),
+        )
+        for kind in ATOMICS
+        for length in (1, 2, 4, 8)
+    ]
+    compare(Bench(), Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES), distinct(tlps))
+
+
 # Order and holding --------------------------------------------------------------------------------
 
 
