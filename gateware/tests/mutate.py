@@ -56,6 +56,7 @@ CLEARING = "test_pcie_memory.py::test_clearing_clears_just_the_range[1-2-64]"
 STALLED = (
     "test_pcie_endpoint.py::test_a_ring_that_nobody_empties_stalls_the_walks_and_loses_nothing[64]"
 )
+NO_RECORD = "test_pcie_completer.py::test_no_completion_without_a_record"
 OTHER_SIZES = "test_pcie_completer.py::test_accesses_of_other_than_8_bytes_are_marked"
 REFUSED_COUNTS = "test_pcie_endpoint.py::test_what_is_refused_is_counted_and_marked"
 PATIENT = "test_pcie_endpoint.py::test_a_host_with_patience_is_answered_late_and_told_what_was_lost"
@@ -63,7 +64,8 @@ NO_MASTER = "test_pcie_endpoint.py::test_nothing_is_written_by_what_is_no_bus_ma
 MAILBOX = "test_pcie_endpoint.py::test_mailbox"
 WAKE = "test_pcie_endpoint.py::test_an_interrupt_when_as_many_blocks_are_there_as_were_wanted"
 LINK_DOWN = "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back[64-True-1]"
-LINK_DOWN_STALLED = "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back"
+LINK_DOWN_ALL = "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back"
+RING_AGAIN = "test_pcie_link.py::test_a_ring_that_is_set_up_again_counts_from_0"
 RING = "test_pcie_link.py::test_blocks_fill_the_ring_and_wait_for_the_host[64-256]"
 
 
@@ -727,7 +729,7 @@ FAULTS = [
         "pcie/completer.py",
         "nowhere | in_window & (sink.length > WINDOW_DWORDS)",
         "nowhere",
-        ANY_PACKETS,
+        "test_pcie_completer.py::test_accesses_of_registers_are_of_one_or_two_dwords",
     ),
     Fault(
         "byte enables of a register ignored",
@@ -741,7 +743,7 @@ FAULTS = [
         "pcie/completer.py",
         "(sink.be != 0) & (sink.write | sink.first)",
         "sink.write | sink.first",
-        OTHER_SIZES,
+        ENABLES,
     ),
     Fault(
         "each 8 bytes of a read recorded",
@@ -762,14 +764,15 @@ FAULTS = [
         "pcie/completer.py",
         "decoder.source.valid | (queue.level != 0) | reads.source.valid | joiner.busy",
         "decoder.source.valid | reads.source.valid | joiner.busy",
-        LINK_DOWN_STALLED,
+        NO_RECORD,
     ),
     Fault(
         "operand of compare and swap is both",
         "pcie/completer.py",
         "Mux(swap_two, quantity[1:], quantity)",
         "quantity",
-        ANY_PACKETS,
+        "test_pcie_completer.py::"
+        "test_refused_atomic_operations_name_the_bytes_that_they_would_return",
     ),
     Fault(
         "locked read answered as another",
@@ -783,7 +786,7 @@ FAULTS = [
         "pcie/completer.py",
         "sink.valid & (recorded | ~wanted) & readable",
         "sink.valid & readable",
-        "test_pcie_completer.py::test_no_completion_without_a_record",
+        NO_RECORD,
     ),
     Fault(
         "registers wait for the trace",
@@ -836,10 +839,10 @@ FAULTS = [
         SHARED_PAGE,
     ),
     Fault(
-        "tables begin where the shared page ends",
+        "markers stored among the tables",
         "pcie/memory.py",
-        "words - shared, place - shared, store & own",
-        "words - shared, place - PAGE_WORDS, store & own",
+        "own = (place >= shared) & (place < words)",
+        "own = place < words",
         OWN_PAGES,
     ),
     Fault(
@@ -945,9 +948,16 @@ FAULTS = [
     Fault(
         "blocks of the last ring counted",
         "link/pcie.py",
-        "            If(self.restart, dwords.eq(0), self.count.eq(0)),\n",
-        "",
-        "test_pcie_endpoint.py::test_a_ring_that_is_turned_off_in_the_middle_of_a_block[0-64]",
+        "If(self.restart, dwords.eq(0), self.count.eq(0))",
+        "If(self.restart, dwords.eq(0))",
+        RING_AGAIN,
+    ),
+    Fault(
+        "part of a block of the last ring counted",
+        "link/pcie.py",
+        "If(self.restart, dwords.eq(0), self.count.eq(0))",
+        "If(self.restart, self.count.eq(0))",
+        RING_AGAIN,
     ),
     Fault(
         "interrupt only at the very block",
@@ -964,18 +974,11 @@ FAULTS = [
         MAILBOX,
     ),
     Fault(
-        "walks wait for a link that is down",
+        "requests lost while the link before is finished",
         "pcie/endpoint.py",
-        "            decoder.hurry.eq(guard.dropping),\n",
-        "",
-        LINK_DOWN_STALLED,
-    ),
-    Fault(
-        "requests taken while the link before is finished",
-        "pcie/endpoint.py",
-        "receive_source.valid.eq(receive_sink.valid & ~dropping)",
-        "receive_source.valid.eq(receive_sink.valid & self.up)",
-        LINK_DOWN_STALLED,
+        "receive_sink.ready.eq(Mux(dropping, ~self.up, receive_source.ready))",
+        "receive_sink.ready.eq(dropping | receive_source.ready)",
+        LINK_DOWN_ALL,
     ),
     Fault(
         "completions of the link before",

@@ -415,6 +415,22 @@ def test_every_byte_enable_and_length(data_width, kind):
         compare(bench, model, fill + distinct(tlps[start : start + 240]))
 
 
+def test_refused_atomic_operations_name_the_bytes_that_they_would_return():
+    """Byte Count of section 2.2.9: an operand's size; of compare and swap, one of its two."""
+    tlps = [
+        Tlp(
+            kind,
+            length,
+            BASE if kind & 0x20 else BASE % 2**32,
+            last_be=0xF if length > 1 else 0,
+            payload=tuple(range(length)),
+        )
+        for kind in ATOMICS
+        for length in (1, 2, 4, 8)
+    ]
+    compare(Bench(), Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES), distinct(tlps))
+
+
 # Order and holding --------------------------------------------------------------------------------
 
 
@@ -451,6 +467,7 @@ def test_no_completion_without_a_record():
         bench.world.step()
     assert not bench.completions()
     assert not bench.memory.under_way
+    assert bench.world.step()["busy"]
     bench.trace.room = True
     settle(bench)
     assert len(bench.completions()) == len(bench.trace.records) == 8
@@ -502,6 +519,19 @@ def test_credits_run_out_and_come_back():
 
 
 # Window -------------------------------------------------------------------------------------------
+
+
+def test_accesses_of_registers_are_of_one_or_two_dwords():
+    """Up to the window's end; others are refused, and none is an access of the region."""
+    window = BASE + BAR_BYTES - WINDOW_BYTES
+    tlps = []
+    for length in (1, 2, 3, 4, 16):
+        last = 15 if length > 1 else 0
+        for place in (window, window + 4, window + WINDOW_BYTES - 4 * length):
+            data = tuple(range(len(tlps), len(tlps) + length))
+            tlps.append(Tlp(MWR64, length, place, 15, last, payload=data))
+            tlps.append(Tlp(MRD64, length, place, 15, last))
+    compare(Bench(), Endpoint(BAR_BYTES, WINDOW_BYTES, COMPLETER, REGION_BYTES), distinct(tlps))
 
 
 def test_a_register_that_is_not_there():
@@ -560,7 +590,12 @@ def test_a_link_that_goes_down_in_the_middle(data_width, seed):
     whole = Sender(data_width, "rx", chance, 0)
     whole.send(cut.dwords())
     bench.host.words.extend(list(whole.words)[: chance.randint(0, len(whole.words) - 1)])
-    bench.world.run_until(lambda: not bench.host.words)
+    # Of the last word, which is never taken whole, some dwords have been looked at.
+    bench.world.run_until(lambda: len(bench.host.words) <= 1)
+    bench.world.run_until(lambda: not bench.host.words or bench.world.stepper.pins["rx_valid"])
+    for _ in range(chance.randint(0, data_width // 32 - 2)):
+        bench.world.step()
+    bench.host.clear()
     bench.world.stepper.pins["abort"] = 1
     settle(bench)
     bench.world.stepper.pins["abort"] = 0

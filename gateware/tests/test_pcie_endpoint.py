@@ -231,6 +231,9 @@ def test_an_interrupt_when_as_many_blocks_are_there_as_were_wanted():
     machine.write("link_ring_wake", 3)  # is there already
     machine.run(50)
     assert machine.interrupts.count == 2
+    machine.write("link_ring_wake", 1)  # has long been there
+    machine.run(50)
+    assert machine.interrupts.count == 3
     finish(machine)
 
 

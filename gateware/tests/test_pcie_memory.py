@@ -340,6 +340,8 @@ def test_every_other_page_has_a_place_of_its_own():
     put(setup, 0, 0xAAAA)
     for qword in qwords:
         put(setup, qword, qword << 8 | 1)
+    for marker in range(1, SHARED_BYTES // 8, PAGE_QWORDS):
+        put(setup, marker, 0xBAD)
     assert [at(setup, qword) for qword in qwords] == [qword << 8 | 1 for qword in qwords]
     assert at(setup, 0) == 0xAAAA
 
