@@ -52,7 +52,9 @@ def pass_through(
     walks["time"] = _times(walks, time_ns, commands, answers)
     truth.write(session / "truth.0.bin", walks[np.argsort(walks["time"], kind="stable")])
     model_bus.unlink()
-    (session / COUNTS_FILE).write_text(json.dumps(_counts(walks, commands, answers, write)) + "\n")
+    counts = _counts(walks, commands, answers, write)
+    (session / COUNTS_FILE).write_text(json.dumps(counts) + "\n")
+    _count_uncore(session / "counters.json", commands.kind[:before], counts["answered_from_queue"])
 
 
 def contract(rules: Controller) -> dict[str, Any]:
@@ -144,3 +146,20 @@ def _counts(
         "scrubs": kinds[command_kinds.SCRUB],
         "answered_from_queue": int(np.count_nonzero(~write & (answers.command < 0))),
     }
+
+
+def _count_uncore(path: Path, kinds: npt.NDArray[np.uint8], answered: int) -> None:
+    """Add what the counters of a memory controller would say, of the commands that were captured.
+
+    A CPU's count all that the machine does; these have no other traffic.
+    """
+    content = json.loads(path.read_bytes())
+    of_kind = np.bincount(kinds, minlength=4).tolist()
+    reads = (command_kinds.RD, command_kinds.UNDERFILL, command_kinds.SCRUB)
+    content["uncore"] = {
+        "unc_m_cas_count.rd": sum(of_kind[kind] for kind in reads),
+        "unc_m_cas_count.wr": of_kind[command_kinds.WR],
+        "unc_m_cas_count.rd_underfill": of_kind[command_kinds.UNDERFILL],
+        "unc_m_wpq_read_hit": answered,
+    }
+    path.write_text(json.dumps(content) + "\n")
