@@ -56,7 +56,9 @@ def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float
     """How long after its event a store comes, in ticks, at the least.
 
     Where a WR seems to be of no store, as the only event since the WR before it came a little
-    before that one, that event's store was later than the WR before.
+    before that one, that event's store was later than the WR before. The median of these delays: a
+    store that is put behind its own WR would seem to be in the queue until the next one, and walks
+    to be answered there; one that is put too early only seems to be written by a WR before.
     """
     events, writes = LineTimes(stores.line, stores.time), LineTimes(write_line, write_time)
     if not events.size or not writes.size:
@@ -68,7 +70,7 @@ def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float
     event = events.last_before(line, writes.time[before])
     delay = np.where((before >= 0) & (event >= 0), writes.time[before] - events.time[event], -1)
     delay = delay[(delay >= 0) & (delay < DELAY_MAX_S * tick_hz)]
-    return int(np.quantile(delay, 0.9)) if delay.size >= DELAYS_MIN else 0
+    return int(np.median(delay)) if delay.size >= DELAYS_MIN else 0
 
 
 def windows(stores: Stores, write_line: I64, write_time: I64, slack: int) -> Windows:
