@@ -109,12 +109,13 @@ def test_scrub_is_found_among_walks(rate):
     rows = sorted(scrub + walks)
     time, line, is_scrub = (np.array(column) for column in zip(*rows, strict=True))
     unused = ~((line >= 20) & (line < 40)) & ~((line >= 60) & (line < 80))
-    found = find_scrub(line, time, unused, 200, 50)
+    found = find_scrub(line, time, unused, lines, 50)
     assert np.array_equal(found, is_scrub)
 
 
 def test_without_unused_lines_nothing_is_scrub():
-    assert not find_scrub(np.arange(9), np.arange(9), np.ones(9, np.bool_), 9, 1).any()
+    nine = np.arange(9)
+    assert not find_scrub(nine, nine, nine >= 0, nine, 1).any()
 
 
 def inferred(walks, stores, until, faults, whole_lines=True, cpus=1):

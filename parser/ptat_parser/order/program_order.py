@@ -248,7 +248,7 @@ def _kinds(session: Session, stream: Stream, log: KernelLog) -> _KindsOf:
             here &= of_channel[np.minimum(rank, of_channel.size - 1)] == line[reads]
             rows = reads[here]
             scrub[rows] = find_scrub(
-                rank[here], stream.time[rows], ~used[page[here]], of_channel.size, tolerance
+                rank[here], stream.time[rows], ~used[page[here]], of_channel, tolerance
             )
     marker = in_markers & ~scrub & (stream.write == (region.markers == "store"))
     write = stream.write & ~in_markers
@@ -258,7 +258,7 @@ def _kinds(session: Session, stream: Stream, log: KernelLog) -> _KindsOf:
 def _lines_of_channels(session: Session) -> list[I64]:
     """The lines of the region that each channel has, ascending: it scrubs them one by one.
 
-    Of several channels, those that were accessed; scrub has read all others of a round.
+    Of several channels, those that were accessed.
     """
     region, channels = session.region, session.board.channels
     first = region.base // LINE_BYTES
