@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ptat_host import cli
-from ptat_host.reports import counters, perf_stat, pmu
+from ptat_host.reports import counters, perf_stat, pmu, uncore
 from ptat_parser.errors import BadInput
 
 DATA = Path(__file__).parent / "data"
@@ -257,6 +257,12 @@ def test_all_events_are_in_the_kernels_tables(kernel_events):
         if set(cpu.events()) - kernel_events[cpu.name]
     }
     assert missing == {}
+
+
+def test_all_uncore_events_are_in_the_kernels_tables(kernel_events):
+    for name, roles in uncore.EVENTS.items():
+        events = {event for events in roles.values() for event in events}
+        assert events <= kernel_events[name], name
 
 
 @pytest.mark.parametrize(

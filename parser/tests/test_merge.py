@@ -146,13 +146,18 @@ def test_not_stopped_before_all_have(tmp_path, stopped):
 # Sessions ---------------------------------------------------------------------------------------
 
 
+def channel_of(address: int) -> int:
+    """A hash of the address, as memory controllers have."""
+    return (address >> 6 ^ address >> 8 ^ address >> 13) & 1
+
+
 def in_two_channels(path: Path) -> None:
     """Divide a session's capture as interleaving memory channels would."""
     description = json.loads((path / "session.json").read_text())
     whole = path / "bus.0.raw"
     accesses = accesses_of(list(BusReader(whole)))
     whole.unlink()
-    split(path, accesses, lambda address: (address >> 6 ^ address >> 8 ^ address >> 13) & 1)
+    split(path, accesses, channel_of)
     (channel,) = description["board"]["channels"]
     description["board"]["channels"] = [
         {**channel, "index": index, "file": f"bus.{index}.raw"} for index in (0, 1)

@@ -9,8 +9,11 @@ import pytest
 import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
+from test_merge import accesses_of, channel_of, in_two_channels
 
-from ptat_parser import parse, validate
+from ptat_parser import parse, validate, wire
+from ptat_parser.capture.reader import BusReader
+from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.checks import capture as checks_capture
 from ptat_parser.checks.session import check
 from ptat_parser.order.line_times import LineTimes
@@ -106,12 +109,13 @@ def test_scrub_is_found_among_walks(rate):
     rows = sorted(scrub + walks)
     time, line, is_scrub = (np.array(column) for column in zip(*rows, strict=True))
     unused = ~((line >= 20) & (line < 40)) & ~((line >= 60) & (line < 80))
-    found = find_scrub(line, time, unused, 200, 50)
+    found = find_scrub(line, time, unused, lines, 50)
     assert np.array_equal(found, is_scrub)
 
 
 def test_without_unused_lines_nothing_is_scrub():
-    assert not find_scrub(np.arange(9), np.arange(9), np.ones(9, np.bool_), 9, 1).any()
+    nine = np.arange(9)
+    assert not find_scrub(nine, nine, nine >= 0, nine, 1).any()
 
 
 def inferred(walks, stores, until, faults, whole_lines=True, cpus=1):
@@ -240,3 +244,62 @@ def test_reads_and_stores_of_the_marker_area_are_those_of_the_contract(tmp_path,
         assert (found.violations, found.first.message) == (1, checks_capture.MARKER_STORED)
     else:
         assert found.violations == (not contract)
+
+
+# Several channels ---------------------------------------------------------------------------------
+
+SCRUB_TICKS = 300
+
+
+def scrubbing(made, channels):
+    """Patrol scrub on each channel, as `in_two_channels` divides them; how many reads it makes."""
+    end = synthetic.REGION_BASE + made.region_bytes
+    reads = []
+    for channel in range(channels):
+        mine = [
+            line
+            for line in range(synthetic.REGION_BASE, end, 64)
+            if channels == 1 or channel_of(line) == channel
+        ]
+        for i in range((made.now - 1000) // SCRUB_TICKS):
+            line = mine[(i + 777 * (channel + 1)) % len(mine)]
+            reads.append((1000 + i * SCRUB_TICKS + channel, line, 0))
+    made.bus = sorted(made.bus + reads)
+    return len(reads)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_each_channel_is_scrubbed_by_itself(tmp_path, channels):
+    made, _ = controlled.machine(PAGES_STORED, WALKS)
+    reads = scrubbing(made, channels)
+    assert reads > 2 * channels * SCRUB_TICKS
+    contract = controlled.CONTRACT | {"scrub": True}
+    path = controlled.write(made, tmp_path / "session", contract)
+    if channels == 2:
+        in_two_channels(path)
+    summary = parse(path).summary
+    assert summary["controller"]["scrubs"] == reads
+    assert summary["totals"]["misses"] == PAGES_STORED + WALKS
+    assert check(path).ok
+
+
+def test_losses_of_a_channel_are_told_behind_a_controller(tmp_path):
+    made, _ = controlled.machine(PAGES_STORED, WALKS)
+    made.lose(3)
+    path = controlled.write(made, tmp_path / "session")
+    assert parse(path).summary["losses"]["accesses"] == 3
+    in_two_channels(path)
+    assert parse(path).summary["losses"]["accesses"] == 0
+    second = path / "bus.1.raw"
+    rows = accesses_of(list(BusReader(second, 1)))
+    with second.open("wb") as file, BlockWriter(file, 1) as writer:
+        writer.mark(0, wire.Mark.START)
+        for i, row in enumerate(rows):
+            if i == len(rows) // 2:
+                writer.lost(row[0], 5)
+            else:
+                writer.access(*row)
+        writer.mark(rows[-1][0] + 1, wire.Mark.STOP)
+    summary = parse(path).summary
+    assert summary["losses"]["accesses"] == 5
+    assert summary["gaps"]

@@ -111,6 +111,48 @@ def test_commands_keep_the_rules(rules, rows, seed):
     assert rules.scrub_ns or not np.any(commands.kind == SCRUB)
 
 
+TWO = controller.Channels(2, lambda address: address // np.uint64(64) % np.uint64(2))
+
+
+@given(controllers, rows, st.integers(0, 99))
+def test_two_channels_have_the_data_and_the_order_of_one_cpu(rules, rows, seed):
+    accesses = accesses_of(rows)
+    commands, answers = controller.run(rules, accesses, (0, SCRUBBED), seed, TWO)
+    assert np.all(np.diff(commands.time_ns) > 0)
+    of_command, of_access = TWO.of(commands.address), TWO.of(accesses.address)
+    after = []
+    for channel in (0, 1):
+        mine = of_command == channel
+        writes = mine[commands.kind == WR]
+        part = commands._replace(
+            address=commands.address[mine], kind=commands.kind[mine], values=commands.values[writes]
+        )
+        after.append(dimm(part))
+    for i, expected in enumerate(plain_memory(accesses)):
+        if not accesses.write[i]:
+            queued = int(answers.value[i])
+            at = after[int(of_access[i])][int(answers.commands[i])]
+            assert (queued if queued >= 0 else at.get(int(accesses.address[i]), -1)) == expected
+    seen = np.flatnonzero(answers.command >= 0)
+    assert np.array_equal(commands.access[answers.command[seen]], seen)
+    fixed = seen[accesses.walk[seen] < 0]
+    assert np.all(np.diff(answers.command[fixed]) > 0), "an uncached load was overtaken"
+
+
+def test_each_channel_has_a_queue_and_a_scrub_of_its_own():
+    stores = [(100, line, 0, True, True) for line in (0, 2, 4, 1)]
+    rules = Controller(high=3, low=0, capacity=3, scrub_ns=90)
+    rows = [*stores, (2000, 9, 0, False, True)]
+    commands, _ = controller.run(rules, accesses_of(rows), (0, SCRUBBED), 1, TWO)
+    lines = commands.address // np.uint64(64)
+    assert sorted(lines[commands.kind == WR].tolist()) == [0, 2, 4]
+    for channel in (0, 1):
+        scrubbed = lines[(commands.kind == SCRUB) & (lines % np.uint64(2) == channel)]
+        assert scrubbed.size > 8
+        steps = np.diff(scrubbed.astype(np.int64)) % 16
+        assert set(steps.tolist()) <= {2, 4}  # what is in the queue is left out
+
+
 def served(rules, rows, scrubbed=0):
     return controller.run(rules, accesses_of(rows), (0, scrubbed))
 

@@ -139,3 +139,26 @@ def test_recordings_are_exact(tmp_path, channels):
     verdict = json.loads(done.stdout)
     assert verdict["exact"]
     assert verdict["trace_misses"] > 5000
+
+
+@pytest.mark.guest
+@needs_verilator
+@pytest.mark.parametrize("channels", [1, 2])
+def test_recordings_behind_a_memory_controller_are_inside_their_bound(tmp_path, channels):
+    """Commands of the modelled controller, one queue a channel, on LiteDRAM's bus."""
+    session = tmp_path / "session"
+    options = ["--bus", "gateware", "--channels", str(channels)]
+    options += ["--controller", "ecc-server,scrub_ns=1000000"]
+    command = ["gups", "--bytes", "8M", "--updates", "20K"]
+    subprocess.run([*PTAT, "record", "-o", str(session), *options, "--", *command], check=True)
+    described = json.loads((session / "session.json").read_text())
+    assert described["board"]["contract"]["ecc"]
+    assert len(described["board"]["channels"]) == channels
+    done = subprocess.run(
+        [*PTAT, "validate", str(session), "--json"], stdout=subprocess.PIPE, check=True
+    )
+    verdict = json.loads(done.stdout)
+    assert verdict["inferred"] > 1000
+    assert verdict["matched"] > 3000
+    assert len(verdict["memory"]) == 4
+    subprocess.run([*PTAT, "check", str(session)], stdout=subprocess.DEVNULL, check=True)

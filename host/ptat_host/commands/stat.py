@@ -33,6 +33,19 @@ def add(commands: Commands[Parser]) -> None:
         help="name or vendor-family-model of the CPU (default: this machine's; with --read, by the"
         " events' names)",
     )
+    parser.add_argument(
+        "--uncore",
+        action="store_true",
+        help="count what the memory controllers do, for the whole machine: reads, writes, underfill"
+        " reads, reads answered from the write queue (default: TLB misses and page walks of CMD)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="also write the counts as JSON, for ptat validate --counters (default: no)",
+    )
     add_json(parser)
     parser.add_argument(
         "command", metavar="CMD", nargs=argparse.REMAINDER, help="the command to run"
@@ -51,6 +64,8 @@ def _run(arguments: argparse.Namespace) -> int:
             "no command to count" if not given else "--read and --session run no command",
             "ptat stat -- CMD [ARG…], or ptat stat --read FILE, or ptat stat --session DIR",
         )
+    if arguments.uncore and given:
+        raise UsageError("--uncore says what to count", "ptat stat --uncore -- CMD [ARG…]")
     cpu = None
     if arguments.cpu is not None:
         cpu = pmu.find(arguments.cpu)
@@ -62,10 +77,17 @@ def _run(arguments: argparse.Namespace) -> int:
         stats = perf_stat.read(text_of(arguments.read), arguments.read)
     elif arguments.session is not None:
         stats = [counters.of_session(arguments.session)]
+    elif arguments.uncore:
+        cpu = cpu or pmu.find(pmu.this_machine())
+        counted, status = counters.run_uncore(command, cpu)
+        stats = [counted]
     else:
         cpu = cpu or pmu.find(pmu.this_machine()) or counters.GENERIC
         counted, status = counters.run(command, cpu)
         stats = [counted]
+    if arguments.output:
+        content = [counters.as_dict(one, cpu) for one in stats]
+        arguments.output.write_text("".join(f"{json.dumps(one)}\n" for one in content))
     for one in stats:
         if arguments.json:
             print(json.dumps(counters.as_dict(one, cpu)))

@@ -21,7 +21,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host.reports import perf_stat, pmu
+from ptat_host.reports import perf_stat, pmu, uncore
 from ptat_host.reports.perf_stat import Count, Stat
 from ptat_host.reports.pmu import Cpu
 from ptat_parser.errors import BadInput, PtatError
@@ -151,9 +151,25 @@ def metrics(stat: Stat, cpu: Cpu | None = None) -> list[Metric]:
         total = counts.role(*roles)
         if total:
             found.append(Metric(name, total[0], "", 0, total[1]))
+    if memory := uncore.of(stat):
+        found += _of_memory(memory)
     ratio("instructions per cycle", instructions, cycles, 1, "", 2)
     for name, decimals, event, of in _PERF_RATIOS:
         ratio(f"{event} {name}", counts.of([event]), counts.of([of]), 100, "%", decimals)
+    return found
+
+
+def _of_memory(memory: uncore.Memory) -> list[Metric]:
+    """What memory controllers did, of all that they did."""
+    found = []
+    for name, part, whole in (
+        ("underfill reads of all reads", memory.underfills, memory.reads),
+        ("writes with an underfill read", memory.underfills, memory.writes),
+    ):
+        if part is not None and whole:
+            found.append(Metric(name, 100 * part / whole, "%", 2, None))
+    if memory.answered is not None:
+        found.append(Metric("reads answered from the write queue", memory.answered, "", 0, None))
     return found
 
 
@@ -165,16 +181,30 @@ def run(command: Sequence[str], cpu: Cpu) -> tuple[Stat, int]:
 
     Raises `PtatError` where perf is missing or fails.
     """
+    perf = _perf()
+    if not any((PMUS / name).exists() for name in ("cpu", "cpu_core")):
+        raise PtatError("this machine has no hardware counters (a virtual machine?)", _NO_COUNTERS)
+    return _run([perf, "stat"], command, cpu.events())
+
+
+def run_uncore(command: Sequence[str], cpu: Cpu | None) -> tuple[Stat, int]:
+    """The same with the counters of the memory controllers, which count for the whole machine."""
+    return _run([_perf(), "stat", "-a"], command, uncore.events(cpu, PMUS))
+
+
+def _perf() -> str:
     perf = shutil.which("perf")
     if perf is None:
         raise PtatError("perf is not installed", "apt-get install linux-perf")
-    if not any((PMUS / name).exists() for name in ("cpu", "cpu_core")):
-        raise PtatError("this machine has no hardware counters (a virtual machine?)", _NO_COUNTERS)
+    return perf
+
+
+def _run(perf: Sequence[str], command: Sequence[str], events: Sequence[str]) -> tuple[Stat, int]:
     if shutil.which(command[0]) is None:
         raise PtatError(f"{command[0]}: no such command", "give the program and its arguments")
     with tempfile.NamedTemporaryFile("r", prefix="ptat-stat-") as output:
         done = subprocess.run(
-            [perf, "stat", "-j", "-o", output.name, "-e", ",".join(cpu.events()), "--", *command],
+            [*perf, "-j", "-o", output.name, "-e", ",".join(events), "--", *command],
             check=False,
         )
         text = output.read()
@@ -195,7 +225,8 @@ def of_session(directory: Path) -> Stat:
     """
     path = Session(directory).counters_path
     try:
-        events = json.loads(path.read_bytes())["events"]
+        content = json.loads(path.read_bytes())
+        events = content["events"] | content.get("uncore", {})
         counts = tuple(Count(name, float(value)) for name, value in events.items())
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file", "only the testbed's boards count walks") from None

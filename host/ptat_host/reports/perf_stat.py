@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Reads what ``perf stat`` printed: its text, ``-x`` separated values or ``-j`` lines.
 
+Also what ``ptat stat --output`` wrote: a line of JSON for each run.
+
 perf has scaled counts of events that shared a counter already; how long each really ran is kept,
 as one that ran for a short time only is an estimate.
 """
@@ -63,7 +65,9 @@ def read(text: str, source: str) -> list[Stat]:
     Raises `BadInput` if there is no count in it.
     """
     first = next((line for line in text.splitlines() if line.strip()), "")
-    if first.lstrip().startswith("{"):
+    if first.lstrip().startswith('{"command"'):
+        stats = _read_ours(text, source)
+    elif first.lstrip().startswith("{"):
         stats = [_read_json(text, source)]
     elif "Performance counter stats for" in text:
         stats = _read_text(text)
@@ -102,6 +106,31 @@ def _read_json(text: str, source: str) -> Stat:
                 f"{source}: line {number} is not a count of perf stat -j", _HINT
             ) from error
     return Stat(tuple(counts))
+
+
+# ptat stat --output -------------------------------------------------------------------------------
+
+
+def _read_ours(text: str, source: str) -> list[Stat]:
+    stats = []
+    for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
+        try:
+            run = json.loads(line)
+            counts = tuple(Count(**{key: row[key] for key in _OUR_KEYS}) for row in run["counts"])
+            if not all(_is_ours(count) for count in counts):
+                raise ValueError(line)
+            stats.append(Stat(counts, run["command"], run["seconds"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{source}: line {number} is no run of ptat stat", _HINT) from error
+    return stats
+
+
+_OUR_KEYS = ("event", "value", "unit", "running", "status")
+
+
+def _is_ours(count: Count) -> bool:
+    strings = isinstance(count.event, str) and isinstance(count.unit, str)
+    return strings and (count.value is None or math.isfinite(count.value))
 
 
 # -x -----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ A miss that traps does not retire as one, so these counters are of a run that is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ptat_host.reports.counters import count_of
+from ptat_host.reports import uncore
+from ptat_host.reports.counters import count_of, of_session
 from ptat_host.reports.perf_stat import Stat
 from ptat_host.reports.pmu import Cpu
 from ptat_host.reports.repeats import REPEATS_MIN, Spread
@@ -97,11 +98,18 @@ class Checked:
     run_s: float | None
     """From the first process's begin to the last one's end; None: not known."""
     of_traps: bool = False
+    held: list[uncore.Held] = field(default_factory=list)
+    """Against the counters of the memory controllers."""
 
     @property
     def ok(self) -> bool:
         """All that could be checked holds."""
-        return self.found.ok and all(one.within for one in self.judged)
+        return self.found.ok and self.outside == 0
+
+    @property
+    def outside(self) -> int:
+        """How many counts do not fit."""
+        return sum(not one.within for one in self.judged) + sum(not one.within for one in self.held)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: the validation's own keys, and more."""
@@ -112,6 +120,7 @@ class Checked:
             "tolerance": self.tolerance,
             "run_s": self.run_s,
             "compared": [one.as_dict() for one in self.judged],
+            "memory": [asdict(one) for one in self.held],
         }
 
 
@@ -133,7 +142,30 @@ def check(
         rows += [(one, found.trace_faulted) for one in _of_perf(*counters, found, results)]
     margins = _margins(found)
     judged = [_judge(one, faulted, tolerance, margins) for one, faulted in rows]
-    return Checked(results.session.path, found, judged, tolerance, _run_s(results))
+    held = _held(results, found, tolerance, counters[0] if counters else None)
+    return Checked(results.session.path, found, judged, tolerance, _run_s(results), held=held)
+
+
+def _held(
+    results: Results, found: Validation, tolerance: float, stat: Stat | None
+) -> list[uncore.Held]:
+    """What the trace says of its memory controller, beside the counters of that, if there are."""
+    memory = uncore.of(stat) if stat else None
+    if memory is None and results.session.counters_path.exists():
+        memory = uncore.of(of_session(results.session.path))
+    summary = results.summary
+    if memory is None or "controller" not in summary:
+        if memory is not None:
+            found.notes.append("the bus keeps order: its memory controller's counters say nothing")
+        return []
+    totals, behind = summary["totals"], summary["controller"]
+    walks = sum(totals[kind] for kind in ("misses", "faulted", "pmd_reads"))
+    walks -= behind["inferred"] + behind["inferred_faults"]
+    return uncore.compare(memory, behind, walks, lambda counted: _slack(counted, tolerance))
+
+
+def _slack(counted: int, tolerance: float) -> float:
+    return max(tolerance * counted, EDGE_WALKS)
 
 
 def _margins(found: Validation) -> tuple[int, int]:
@@ -151,7 +183,7 @@ def _judge(
     elsewhere = one.untraced + one.foreign
     most = walks - elsewhere
     least = max(most - faulted, (one.retired or 0) - elsewhere)
-    slack = max(tolerance * walks, EDGE_WALKS)
+    slack = _slack(walks, tolerance)
     why = []
     if one.untraced:
         why.append(f"{one.untraced:,} walks read no traced table")
@@ -230,7 +262,8 @@ def _of_perf(stat: Stat, cpu: Cpu | None, found: Validation, results: Results) -
     walks = count_of(stat, cpu, "walks_load", "walks_store", "walks_fetch")
     retired = count_of(stat, cpu, "retired_load", "retired_store")
     if walks is None:
-        found.notes.append("the counters given have no page walks")
+        if uncore.of(stat) is None:
+            found.notes.append("the counters given have no page walks")
         return []
     names = ["all processes"]
     rows = [Compared(names, None, found.trace_misses, walks, retired)]
@@ -354,6 +387,8 @@ def render(checked: Checked) -> RenderableType:
     parts: list[RenderableType] = [_verdict(checked), "", table]
     if checked.judged:
         parts += ["", _comparison(checked)]
+    if checked.held:
+        parts += ["", _memory_table(checked)]
     parts += [Text(f"note: {note}") for note in found.notes]
     # Inside a bound, walks that are missing and misses that are inferred are as they must be.
     examples = found.examples if found.bound is None or not found.ok else []
@@ -368,9 +403,9 @@ def _verdict(checked: Checked) -> Text:
             return Text(_outside(found), style="bold red")
         return Text("NOT exact" if found.exact is False else "NOT right", style="bold red")
     if not checked.ok:
-        far = sum(not one.within for one in checked.judged)
+        of = len(checked.judged) + len(checked.held)
         return Text(
-            f"NOT right: {far} of {len(checked.judged)} counts differ by more than"
+            f"NOT right: {checked.outside} of {of} counts differ by more than"
             f" {checked.tolerance:.1%}",
             style="bold red",
         )
@@ -427,6 +462,17 @@ def _comparison(checked: Checked) -> RenderableType:
         rest = [row for _, row in rows[ROWS_SHOWN:]]
         far = sum(not row.within for row in rest)
         table.add_row(f"… and {len(rest):,} more, {far or 'none'} outside")
+    return table
+
+
+def _memory_table(checked: Checked) -> Table:
+    """What the memory controllers counted: at least what the trace says that they did."""
+    table = _table(
+        "against the memory controllers' counters", "trace", "counted", "at most as many"
+    )
+    for one in checked.held:
+        counts = f"{one.trace:,}", f"{one.counted:,}"
+        table.add_row(one.name, *counts, "yes" if one.within else "NO")
     return table
 
 

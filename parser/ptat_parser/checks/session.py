@@ -71,7 +71,8 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
         traps.check_counts(session, report, progress)
         return report
     structure = report.begin("capture", "blocks, records and time of the capture")
-    accesses = report.begin("accesses", "inside the region, markers only stored to")
+    marked = "stored to" if session.region.markers == "store" else "loaded"
+    accesses = report.begin("accesses", f"inside the region, markers only {marked}")
     capture = Capture()
     for channel in session.board.channels:
         check_channel(session, channel, capture, report, structure, accesses, progress)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ptat_parser import wire
 from ptat_parser.capture.chunks import Lost, MarkRecord
 from ptat_parser.capture.merge import Reader
+from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput
 from ptat_parser.formats.session import Contract, Region, Session
@@ -240,17 +241,39 @@ def _kinds(session: Session, stream: Stream, log: KernelLog) -> _KindsOf:
         used = np.zeros(region.size_bytes >> 12, np.bool_)
         used[_table_pages(region, log)] = True
         used[: int(marker_bytes) >> 12] = True
-        first_line = region.base // LINE_BYTES
-        scrub[reads] = find_scrub(
-            line[reads] - first_line,
-            stream.time[reads],
-            ~used[page],
-            region.size_bytes // LINE_BYTES,
-            round(SCRUB_LATE_S * session.channel.tick_hz),
-        )
+        tolerance = round(SCRUB_LATE_S * session.channel.tick_hz)
+        for of_channel in _lines_of_channels(session):
+            rank = np.searchsorted(of_channel, line[reads])
+            here = rank < of_channel.size
+            here &= of_channel[np.minimum(rank, of_channel.size - 1)] == line[reads]
+            rows = reads[here]
+            scrub[rows] = find_scrub(
+                rank[here], stream.time[rows], ~used[page[here]], of_channel, tolerance
+            )
     marker = in_markers & ~scrub & (stream.write == (region.markers == "store"))
     write = stream.write & ~in_markers
     return _KindsOf(line, scrub, marker, write, ~stream.write & ~scrub & ~marker)
+
+
+def _lines_of_channels(session: Session) -> list[I64]:
+    """The lines of the region that each channel has, ascending: it scrubs them one by one.
+
+    Of several channels, those that were accessed.
+    """
+    region, channels = session.region, session.board.channels
+    first = region.base // LINE_BYTES
+    if len(channels) == 1:
+        return [np.arange(first, first + region.size_bytes // LINE_BYTES)]
+    found = []
+    for channel in channels:
+        # Damage was reported when all of them were read.
+        reader = BusReader(
+            session.path / channel.file, channel.in_blocks, salvage=True, tail_may_be_cut=True
+        )
+        parts = [np.unique(chunk.address // np.uint64(LINE_BYTES)) for chunk in reader]
+        lines = np.unique(np.concatenate([np.empty(0, np.uint64), *parts])).astype(np.int64)
+        found.append(lines[(lines >= first) & (lines < first + region.size_bytes // LINE_BYTES)])
+    return [lines for lines in found if lines.size]
 
 
 def _table_pages(region: Region, log: KernelLog) -> I64:

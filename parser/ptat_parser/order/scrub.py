@@ -24,11 +24,12 @@ TOLERANCE_LINES = 8
 """Largest distance, in intervals of scrub, of a scrub read from its line's time."""
 
 
-def find_scrub(line: I64, time: I64, unused: Bools, lines: int, tolerance: int) -> Bools:
+def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, tolerance: int) -> Bools:
     """Mask of the reads, which are sorted by time, that belong to scrub.
 
-    :param line: line of each read in the region, which has `lines` lines.
+    :param line: index into `lines` of the line of each read.
     :param unused: mask of the reads of lines that hold nothing.
+    :param lines: numbers of the channel's lines, ascending; lines without reads may be missing.
     :param tolerance: lower limit of the tolerated delay of a read, in ticks.
     """
     found = np.zeros(line.size, np.bool_)
@@ -52,12 +53,16 @@ def find_scrub(line: I64, time: I64, unused: Bools, lines: int, tolerance: int) 
 
 
 def _claim(
-    reads: LineTimes, at: I64, when: I64, interval: float, lines: int, tolerance: int, found: Bools
+    reads: LineTimes, at: I64, when: I64, interval: float, lines: I64, tolerance: int, found: Bools
 ) -> None:
     """Mark the reads of one round of scrub, which read the unused lines `at` at times `when`."""
-    every = np.arange(lines)
+    every = np.arange(lines.size)
     expected = np.interp(every, at, when)
-    expected += np.minimum(every - at[0], 0) * interval + np.maximum(every - at[-1], 0) * interval
+    # Beyond them, lines may lack: count how far it is by their numbers.
+    first, last = lines[at[0]], lines[at[-1]]
+    spacing = (last - first) / (at[-1] - at[0]) if at.size > 1 else 1.0
+    beyond = np.minimum(lines - first, 0) + np.maximum(lines - last, 0)
+    expected += beyond / spacing * interval
     due = np.setdiff1d(every, at)
     time = expected[due].astype(np.int64)
     later, earlier = reads.first_from(due, time), reads.last_before(due, time)

@@ -57,6 +57,9 @@ def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float
 
     If a WR seems to have no store, because the only recent event came slightly before the previous
     WR, then that event's store came after the previous WR.
+    The result is the median of these delays. A store placed after its own WR would seem to be
+    queued until the next one, with walks answered there; a store placed too early only seems to be
+    written by an earlier WR.
     """
     events, writes = LineTimes(stores.line, stores.time), LineTimes(write_line, write_time)
     if not events.size or not writes.size:
@@ -68,7 +71,7 @@ def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float
     event = events.last_before(line, writes.time[before])
     delay = np.where((before >= 0) & (event >= 0), writes.time[before] - events.time[event], -1)
     delay = delay[(delay >= 0) & (delay < DELAY_MAX_S * tick_hz)]
-    return int(np.quantile(delay, 0.9)) if delay.size >= DELAYS_MIN else 0
+    return int(np.median(delay)) if delay.size >= DELAYS_MIN else 0
 
 
 def windows(stores: Stores, write_line: I64, write_time: I64, slack: int) -> Windows:

@@ -233,7 +233,10 @@ def _second_pass(
             what = "memory controller"
             behind = session / ("bus.controlled.raw" if gateware else "bus.0.raw")
             with progress("simulating the memory controller"):
-                controlled.pass_through(rules, session, model_bus, behind, region)
+                channels = controller.ONE_CHANNEL
+                if isinstance(gateware, GatewareBus):
+                    channels = gateware.queues()
+                controlled.pass_through(rules, session, model_bus, behind, region, channels)
             model_bus, ticks_per_ns = behind, controlled.TICKS_PER_NS
             tick_hz = TICK_HZ * ticks_per_ns
             board["channels"] = [{"index": 0, "file": behind.name, "tick_hz": tick_hz}]

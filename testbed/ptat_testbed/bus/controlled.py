@@ -21,7 +21,14 @@ from ptat_parser import wire
 from ptat_parser.formats import truth
 from ptat_testbed.bus import command_kinds, controller
 from ptat_testbed.bus.command_kinds import NEVER_NS
-from ptat_testbed.bus.controller import Accesses, Answers, Commands, Controller
+from ptat_testbed.bus.controller import (
+    ONE_CHANNEL,
+    Accesses,
+    Answers,
+    Channels,
+    Commands,
+    Controller,
+)
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -30,11 +37,18 @@ TICKS_PER_NS = 2
 """Of the new stream. What is not on the bus has odd times."""
 APART_NS = 3
 """Results round times to nanoseconds of another clock."""
+AWAY_STEPS = 8
+"""Commands of several channels come close after each other."""
 COUNTS_FILE = "controller.json"
 
 
 def pass_through(
-    rules: Controller, session: Path, model_bus: Path, bus: Path, region: tuple[int, int]
+    rules: Controller,
+    session: Path,
+    model_bus: Path,
+    bus: Path,
+    region: tuple[int, int],
+    channels: Channels = ONE_CHANNEL,
 ) -> None:
     """Replace the plugin's stream by the controller's commands, and the times of the truth.
 
@@ -46,13 +60,15 @@ def pass_through(
     time_ns, address, write, stop_ns = _read(model_bus)
     walks = truth.read(session / "truth.0.bin")
     accesses = Accesses(time_ns, address, write, _walk_of(time_ns, walks))
-    commands, answers = controller.run(rules, accesses, region)
+    commands, answers = controller.run(rules, accesses, region, channels=channels)
     before = int(np.searchsorted(commands.time_ns, stop_ns))
     _write(bus, commands, before, stop_ns)
     walks["time"] = _times(walks, time_ns, commands, answers)
     truth.write(session / "truth.0.bin", walks[np.argsort(walks["time"], kind="stable")])
     model_bus.unlink()
-    (session / COUNTS_FILE).write_text(json.dumps(_counts(walks, commands, answers, write)) + "\n")
+    counts = _counts(walks, commands, answers, write)
+    (session / COUNTS_FILE).write_text(json.dumps(counts) + "\n")
+    _count_uncore(session / "counters.json", commands.kind[:before], counts["answered_from_queue"])
 
 
 def contract(rules: Controller) -> dict[str, Any]:
@@ -102,9 +118,11 @@ def _times(walks: npt.NDArray[Any], time_ns: I64, commands: Commands, answers: A
     """When each walk's last read is on the bus, or would be: ticks of the new stream."""
     own_ns = walks["time"].astype(np.int64)
     # No command's nanosecond, which walks are recognised by.
-    at = np.searchsorted(commands.time_ns, own_ns - APART_NS)
-    taken = np.append(commands.time_ns, NEVER_NS)[at] <= own_ns + APART_NS
-    ticks = (own_ns + 2 * APART_NS * taken) * TICKS_PER_NS + 1
+    for _ in range(AWAY_STEPS):
+        at = np.searchsorted(commands.time_ns, own_ns - APART_NS)
+        taken = np.append(commands.time_ns, NEVER_NS)[at] <= own_ns + APART_NS
+        own_ns += 2 * APART_NS * taken
+    ticks = own_ns * TICKS_PER_NS + 1
     in_region = np.flatnonzero(walks["flags"] & truth.Flag.LEAF_IN_REGION)
     command = answers.command[np.searchsorted(time_ns, walks["time"][in_region].astype(np.int64))]
     seen = command >= 0
@@ -144,3 +162,20 @@ def _counts(
         "scrubs": kinds[command_kinds.SCRUB],
         "answered_from_queue": int(np.count_nonzero(~write & (answers.command < 0))),
     }
+
+
+def _count_uncore(path: Path, kinds: npt.NDArray[np.uint8], answered: int) -> None:
+    """Add what the counters of a memory controller would say, of the commands that were captured.
+
+    A CPU's count all that the machine does; these have no other traffic.
+    """
+    content = json.loads(path.read_bytes())
+    of_kind = np.bincount(kinds, minlength=4).tolist()
+    reads = (command_kinds.RD, command_kinds.UNDERFILL, command_kinds.SCRUB)
+    content["uncore"] = {
+        "unc_m_cas_count.rd": sum(of_kind[kind] for kind in reads),
+        "unc_m_cas_count.wr": of_kind[command_kinds.WR],
+        "unc_m_cas_count.rd_underfill": of_kind[command_kinds.UNDERFILL],
+        "unc_m_wpq_read_hit": answered,
+    }
+    path.write_text(json.dumps(content) + "\n")

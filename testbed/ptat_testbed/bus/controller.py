@@ -17,20 +17,24 @@ underfills)". Underfill reads of partial writes: CAS_COUNT.RD_UNDERFILL. Waterma
 *Time.* A page fault takes about ten times as long in the emulator as on silicon. So does all here
 (`SLOWDOWN`): the retry of a walk meets the queue as it would on silicon.
 
-The model is one channel, and takes no notice of banks and rows: LiteDRAM's controller does, behind
-it (``--bus gateware``).
+Each channel has a queue of its own, and its own patrol scrub. The model takes no notice of banks
+and rows: LiteDRAM's controller does, behind it (``--bus gateware``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ptat_host.boards.base import BoardError
 from ptat_testbed.bus.command_kinds import NEVER_NS, WR
+
+if TYPE_CHECKING:
+    from ptat_testbed.bus.controller_loop import State, Work
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -170,8 +174,8 @@ class Commands(NamedTuple):
 class Answers(NamedTuple):
     """Of each access: for a read, its command, or -1 if the queue answered.
 
-    `commands`: how many commands there had been; `value`: the store in the queue that had the word
-    that was read, else -1. Only tests need the two.
+    `commands`: how many commands its channel had had; `value`: the store in the queue that had the
+    word that was read, else -1. Only tests need the two.
     """
 
     command: I64
@@ -179,8 +183,22 @@ class Answers(NamedTuple):
     value: I64
 
 
+class Channels(NamedTuple):
+    """How many there are, and the one of each address."""
+
+    number: int
+    of: Callable[[U64], U64]
+
+
+ONE_CHANNEL = Channels(1, np.zeros_like)
+
+
 def run(
-    controller: Controller, accesses: Accesses, scrubbed: tuple[int, int], seed: int = 1
+    controller: Controller,
+    accesses: Accesses,
+    scrubbed: tuple[int, int],
+    seed: int = 1,
+    channels: Channels = ONE_CHANNEL,
 ) -> tuple[Commands, Answers]:
     """Let the controller serve all accesses; what is queued at the end stays there.
 
@@ -188,35 +206,87 @@ def run(
     """
     from ptat_testbed.bus import controller_loop  # numba
 
-    line = (accesses.address // np.uint64(LINE_BYTES)).astype(np.int64)
-    word = ((accesses.address // np.uint64(WORDS)) % np.uint64(WORDS)).astype(np.int64)
-    first, lines = scrubbed[0] // LINE_BYTES, scrubbed[1] // LINE_BYTES
-    span_ns = int(accesses.time_ns[-1] - accesses.time_ns[0]) if line.size else 0
+    named = {name: getattr(controller, name) for name in controller_loop.Rules._fields[:-1]}
+    rules = controller_loop.Rules(**named, seed=seed)
+    work = controller_loop.Work(
+        accesses.time_ns,
+        _line(accesses.address),
+        ((accesses.address // np.uint64(WORDS)) % np.uint64(WORDS)).astype(np.int64),
+        accesses.write,
+        accesses.walk,
+        channels.of(accesses.address).astype(np.int64),
+    )
+    answers = Answers(*(np.full(work.line.size, -1, np.int64) for _ in Answers._fields))
+    first = scrubbed[0] // LINE_BYTES * LINE_BYTES
+    scrub = np.arange(first, sum(scrubbed), LINE_BYTES).astype(np.uint64)
+    scrub_channel = channels.of(scrub)
+    states = tuple(
+        _empty(controller, work, channel, _line(scrub[scrub_channel == channel]), answers)
+        for channel in range(channels.number)
+    )
+    counts = controller_loop.serve(rules, work, states)
+    return _merged(states, counts, answers, work.channel)
+
+
+def _line(address: U64) -> I64:
+    return (address // np.uint64(LINE_BYTES)).astype(np.int64)
+
+
+def _empty(
+    controller: Controller, work: Work, channel: int, scrub_lines: I64, answers: Answers
+) -> State:
+    """A channel before its first access, with room for all commands."""
+    from ptat_testbed.bus import controller_loop  # numba
+
+    mine = work.channel == channel
+    span_ns = int(work.time_ns[-1] - work.time_ns[0]) if work.line.size else 0
     scrubs = span_ns // controller.scrub_ns + 2 if controller.scrub_ns else 0
-    state = controller_loop.State(
-        time=np.zeros(2 * line.size + scrubs, np.int64),
-        line=np.zeros(2 * line.size + scrubs, np.int64),
-        kind=np.zeros(2 * line.size + scrubs, np.uint8),
-        access=np.full(2 * line.size + scrubs, -1, np.int64),
-        values=np.full((int(np.count_nonzero(accesses.write)), WORDS), -1, np.int64),
+    room = 2 * int(np.count_nonzero(mine)) + scrubs
+    return controller_loop.State(
+        time=np.zeros(room, np.int64),
+        line=np.zeros(room, np.int64),
+        kind=np.zeros(room, np.uint8),
+        access=np.full(room, -1, np.int64),
+        values=np.full((int(np.count_nonzero(mine & work.write)), WORDS), -1, np.int64),
         queue_line=np.zeros(controller.capacity, np.int64),
         queue_time=np.zeros(controller.capacity, np.int64),
         queue_filled=np.zeros(controller.capacity, np.bool_),
         queue_values=np.zeros((controller.capacity, WORDS), np.int64),
-        answer=np.full(line.size, -1, np.int64),
-        answered=np.zeros(line.size, np.int64),
-        answer_value=np.full(line.size, -1, np.int64),
+        answer=answers.command,
+        answered=answers.commands,
+        answer_value=answers.value,
+        scrub_lines=scrub_lines,
     )
-    named = {name: getattr(controller, name) for name in controller_loop.Rules._fields[:-3]}
-    rules = controller_loop.Rules(**named, first_line=first, lines=lines, seed=seed)
-    count = controller_loop.serve(
-        rules, accesses.time_ns, line, word, accesses.write, accesses.walk, state
+
+
+def _merged(
+    states: Sequence[State], counts: I64, answers: Answers, channel: I64
+) -> tuple[Commands, Answers]:
+    """The commands of all channels in order of time, no two at the same."""
+    parts = list(zip(states, counts.tolist(), strict=True))
+    time_ns, line, kind, access = (
+        np.concatenate([getattr(state, name)[:count] for state, count in parts])
+        for name in ("time", "line", "kind", "access")
     )
+    order = np.argsort(time_ns, kind="stable")
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
+    begins = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    seen = np.flatnonzero(answers.command >= 0)
+    command = np.full(answers.command.size, -1, np.int64)
+    command[seen] = place[answers.command[seen] + begins[channel[seen]]]
+    values = np.concatenate(
+        [state.values[: np.count_nonzero(state.kind[:count] == WR)] for state, count in parts]
+    )
+    writes = np.flatnonzero(kind == WR)
+    of_write = np.zeros(order.size, np.int64)
+    of_write[writes] = np.arange(writes.size)
+    steps = np.arange(order.size)
     commands = Commands(
-        state.time[:count],
-        state.line[:count].astype(np.uint64) * np.uint64(LINE_BYTES),
-        state.kind[:count],
-        state.access[:count],
-        state.values[: np.count_nonzero(state.kind[:count] == WR)],
+        np.maximum.accumulate(time_ns[order] - steps) + steps,
+        line[order].astype(np.uint64) * np.uint64(LINE_BYTES),
+        kind[order],
+        access[order],
+        values[of_write[order[kind[order] == WR]]],
     )
-    return commands, Answers(state.answer, state.answered, state.answer_value)
+    return commands, Answers(command, answers.commands, answers.value)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The compiled loop of `controller`: one access after the other, and what happens meanwhile."""
+"""The compiled loop of `controller`: one access after the other, and what happens meanwhile.
+
+Each channel has a queue and a clock of its own: one `State` and one `NOW` each.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Rules(NamedTuple):
-    """`controller.Controller`, what is scrubbed (in lines), and the seed of what is random."""
+    """`controller.Controller`, and the seed of what is random."""
 
     ecc: bool
     forwarding: bool
@@ -30,13 +33,13 @@ class Rules(NamedTuple):
     out_of_order: float
     early_underfill: float
     scrub_ns: int
-    first_line: int
-    lines: int
     seed: int
 
 
 class State(NamedTuple):
     """Commands so far, the queue, and the answers; see `controller.Commands`, `Answers`.
+
+    All channels share the answers, which are in terms of the channel's own commands.
 
     Of each line in the queue, in order of age: when its first store came, whether its words that
     no store has are known (`queue_filled`), and which store each word is of.
@@ -54,6 +57,18 @@ class State(NamedTuple):
     answer: I64
     answered: I64
     answer_value: I64
+    scrub_lines: I64
+
+
+class Work(NamedTuple):
+    """The accesses, in program order; see `controller.Accesses`."""
+
+    time_ns: I64
+    line: I64
+    word: I64
+    write: Bools
+    walk: I64
+    channel: I64
 
 
 NOW = np.dtype(
@@ -66,32 +81,50 @@ NOW = np.dtype(
         ("free_ns", "<i8"),  # when the next command can be
         ("read_ns", "<i8"),  # when the last read came
         ("scrub_ns", "<i8"),  # when the next line is scrubbed
-        ("scrub_line", "<i8"),
+        ("scrub_line", "<i8"),  # index into `scrub_lines`
         ("others_ns", "<i8"),  # when other traffic writes next
     ]
 )
 
 
 @jit
-def serve(
-    rules: Rules, time_ns: I64, line: I64, word: I64, write: Bools, walk: I64, state: State
-) -> int:
-    """Serve all accesses; how many commands there were."""
-    now = np.zeros(1, NOW)
+def serve(rules: Rules, work: Work, states: tuple[State, ...]) -> I64:
+    """Serve all accesses; how many commands there were on each channel."""
+    nows = np.zeros((len(states), 1), NOW)
     np.random.seed(rules.seed)
-    start_ns = time_ns[0] if time_ns.size else np.int64(0)
-    now[0].free_ns = now[0].read_ns = start_ns
-    now[0].scrub_ns = start_ns + rules.scrub_ns if rules.scrub_ns and rules.lines else NEVER_NS
-    now[0].scrub_line = np.random.randint(0, rules.lines) if rules.lines else 0
-    now[0].others_ns = _later(start_ns, rules.others_ns)
-    for i in range(time_ns.size):
-        _advance(rules, time_ns[i], state, now)
-        if write[i]:
-            _store(rules, i, time_ns[i], line[i], word[i], state, now)
+    start_ns = work.time_ns[0] if work.time_ns.size else np.int64(0)
+    for c in range(len(states)):
+        _start(rules, start_ns, states[c], nows[c])
+    # A CPU goes on when it has what it read, whichever channel that came from.
+    read_ns: Integer = start_ns
+    for i in range(work.time_ns.size):
+        c = work.channel[i]
+        state, now = states[c], nows[c]
+        at_ns = max(work.time_ns[i], read_ns)
+        _advance(rules, work.time_ns[i], state, now)
+        if work.write[i]:
+            _store(rules, i, at_ns, work.line[i], work.word[i], state, now)
         else:
-            _read(rules, i, time_ns[i], line[i], word[i], state, now)
-            _pass_by(rules, time_ns, walk, state, now)
-    return int(now[0].commands)
+            _read(rules, i, at_ns, work.line[i], work.word[i], state, now)
+            if state.answer[i] >= 0:
+                read_ns = state.time[state.answer[i]]
+            _pass_by(rules, work.time_ns, work.walk, state, now)
+    counts = np.zeros(len(states), np.int64)
+    for c in range(len(states)):
+        if work.time_ns.size:
+            _advance(rules, work.time_ns[-1], states[c], nows[c])
+        counts[c] = nows[c][0].commands
+    return counts
+
+
+@jit
+def _start(rules: Rules, start_ns: Integer, state: State, now: np.ndarray) -> None:
+    """Begin with an empty queue; patrol scrub is somewhere."""
+    lines = state.scrub_lines.size
+    now[0].free_ns = now[0].read_ns = start_ns
+    now[0].scrub_ns = start_ns + rules.scrub_ns if rules.scrub_ns and lines else NEVER_NS
+    now[0].scrub_line = np.random.randint(0, lines) if lines else 0
+    now[0].others_ns = _later(start_ns, rules.others_ns)
 
 
 @jit
@@ -136,10 +169,10 @@ def _advance(rules: Rules, until_ns: Integer, state: State, now: np.ndarray) -> 
             _post(rules, next_ns, ELSEWHERE, state, now)
             now[0].others_ns = _later(next_ns, rules.others_ns)
         elif next_ns == now[0].scrub_ns:
-            at = _find(now[0].scrub_line + rules.first_line, state, now)
-            if at < 0:
-                _put(rules, next_ns, now[0].scrub_line + rules.first_line, SCRUB, -1, state, now)
-            now[0].scrub_line = (now[0].scrub_line + 1) % rules.lines
+            line = state.scrub_lines[now[0].scrub_line]
+            if _find(line, state, now) < 0:
+                _put(rules, next_ns, line, SCRUB, -1, state, now)
+            now[0].scrub_line = (now[0].scrub_line + 1) % state.scrub_lines.size
             now[0].scrub_ns = next_ns + rules.scrub_ns
         else:
             _drain_one(rules, _chosen(rules, state, now), drain_ns, state, now)

@@ -36,6 +36,7 @@ from ptat_host.calibration.address_functions import IDENTITY, Program
 from ptat_host.calibration.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Window
 from ptat_host.calibration.observations import between_flushes
 from ptat_parser.formats import truth
+from ptat_testbed.bus.controller import Channels
 from ptat_testbed.bus.snooped import SnoopedMemory
 
 U64 = npt.NDArray[np.uint64]
@@ -155,6 +156,13 @@ class GatewareBus:
         if seen := sum(each.lost for each in counters):
             raise BoardError(f"the snoopers lost {seen} accesses, though their links are fast")
         replay.finish(paths, result.time_ticks, result.channel)
+
+    def queues(self) -> Channels:
+        """Each channel has a memory controller of its own, with a queue."""
+        mapping = self._memory.mapping
+        return Channels(
+            self._memory.channels, lambda address: mapping.coordinates(address)["channel"]
+        )
 
     def metadata(self) -> dict[str, Any]:
         """`board` of session.json."""
