@@ -275,7 +275,7 @@ def test_traces_that_are_of_no_use(tmp_path, capsys):
         (("--pages", "64K-1M-2M"), "not a range"),
         (("--cache", "3K"), "no power of two of sets"),
         (("--storage", "tape"), "there is no 'tape'"),
-        (("--tlb-entries", "0"), "not a number from 1"),
+        (("--tlb-entries", "0"), "not a whole number of at least 1"),
     ],
 )
 def test_options_that_make_no_sense(capsys, arguments, message):

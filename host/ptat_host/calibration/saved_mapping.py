@@ -112,7 +112,7 @@ def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list
         columns = [int(column, 16) for column in channel.columns]
         always = int(channel.always, 16)
         if any(value >> wire.ACCESS_ADDRESS_BITS for value in [*columns, always]):
-            raise BadInput(f"{path}: an address is beyond what a record can hold", HINT)
+            raise BadInput(f"{path}: an address does not fit into a record", HINT)
         programs.append(Program(columns, always, found.mirror))
     return programs
 
@@ -133,4 +133,4 @@ def _decoded(path: Path) -> _File:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", HINT) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadInput(f"{path}: no mapping that this ptat can read: {error}", HINT) from None
+        raise BadInput(f"{path}: not a mapping that this ptat can read: {error}", HINT) from None

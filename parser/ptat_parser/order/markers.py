@@ -44,7 +44,7 @@ class Placement:
     `position` (int64, per event): index among all accesses, `APPLY_FIRST` for an event
     before the recording, `BY_TIME` if the marker was lost. `marker_ticks` (uint64, per event): time
     of the marker, or 0 if it was lost. `event` and `store`: indices of the matched pairs, for the
-    clocks. `without_event`: indices of the stores whose event the log lacks. Stores of events after
+    clocks. `without_event`: indices of the stores whose event the log lacks. Stores after that of
     the recording's STOP are not among them: the log may end there, before the capture does.
     """
 
@@ -69,7 +69,7 @@ def place(
     seqs = tables["seq"].astype(np.int64)
     index_of = {seq: i for i, seq in enumerate(seqs.tolist())}
     started = _seq_of(tables, tracepoints.COOKIE_START)
-    stopped = _seq_of(tables, tracepoints.COOKIE_STOP)
+    stop = index_of.get(_seq_of(tables, tracepoints.COOKIE_STOP))
     expected = started if started is not None else int(seqs[0]) if seqs.size else 1
 
     by_time = np.argsort(tables["time"], kind="stable")
@@ -91,7 +91,7 @@ def place(
         if event is not None and event not in pairs:
             pairs[event] = i
             last = ticks, int(tables["time"][event])
-        elif event is not None or stopped is None or seq <= stopped:
+        elif event is not None or stop not in pairs:
             without_event.append(i)
         expected = max(expected, seq + 1)
 
