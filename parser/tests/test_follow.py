@@ -213,5 +213,5 @@ def test_clocks_of_their_own(session):
     description = json.loads((path / "session.json").read_text())
     description["board"]["clocks"] = "pulses"
     (path / "session.json").write_text(json.dumps(description))
-    with pytest.raises(PtatError, match="clocks of their own"):
+    with pytest.raises(PtatError, match="separate clocks"):
         Tail(Session(path))

@@ -106,7 +106,7 @@ def test_checksums(tmp_path):
     for damaged, problem in (
         (whole[:-1], "truncated"),
         (whole + b"x", f"{len(whole)} were recorded"),
-        (bytes([whole[0] ^ 1]) + whole[1:], "its CRC is not that"),
+        (bytes([whole[0] ^ 1]) + whole[1:], "its CRC differs"),
     ):
         log.write_bytes(damaged)
         with pytest.raises(SessionError, match=f"cpu0.raw: .*{problem}"):
