@@ -985,7 +985,7 @@ FAULTS = [
         "pcie/endpoint.py",
         ".Elif(~self.busy & ~cut, dropping.eq(0))",
         ".Elif(~cut, dropping.eq(0))",
-        "test_pcie_endpoint.py::test_a_link_that_goes_down_and_comes_back[64-False-1]",
+        LINK_DOWN_ALL,
     ),
     Fault(
         "a recording outlives its link",

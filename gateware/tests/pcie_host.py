@@ -159,6 +159,10 @@ class Machine:
         for i, dword in enumerate(data):
             self.memory[address + 4 * i] = int.from_bytes(dword.to_bytes(4, "big"), "little")
 
+    def poll(self, condition: Any, limit: int = 2000) -> None:
+        """Until ``condition``, which reads registers, is true."""
+        assert any(condition() for _ in range(limit)), f"not in {limit} looks"
+
     def run(self, clocks: int) -> None:
         for _ in range(clocks):
             self.step()
@@ -273,18 +277,24 @@ class Machine:
         self.write("link_gate_control", 0)
         self.quiesce()
         self.write("link_gate_control", 1)
-        while not self.read("link_gate_status") & 1:
-            pass
+        self.poll(lambda: self.read("link_gate_status") & 1)
         self.write("snooper_control", 1)
         assert self.read("snooper_status") & 1
         self.run(20)
 
     def quiesce(self) -> None:
         """Wait until nothing of a recording is left in front of the link."""
-        while self.read("snooper_status") or (
-            self.read("link_gate_blocks") != self.read("snooper_packer_blocks")
-        ):
-            self.collect()
+
+        def quiet() -> bool:
+            # In this order: the packer may still end a block while it is not idle.
+            done = not self.read("snooper_status") and (
+                self.read("link_gate_blocks") == self.read("snooper_packer_blocks")
+            )
+            if not done:
+                self.collect()
+            return done
+
+        self.poll(quiet)
 
     def collect(self) -> int:
         """Take the blocks that have come out of the ring, by their check words; how many."""
@@ -310,9 +320,13 @@ class Machine:
         self.write("snooper_control", 0)
         self.quiesce()
         self.write("link_gate_control", 0b11)
-        while not self.read("link_gate_status") & 2:
+
+        def drained() -> bool:
+            done = self.read("link_gate_status") & 2
             self.collect()
-        self.collect()
+            return bool(done)
+
+        self.poll(drained)
 
     def capture(self) -> Capture:
         return decode(np.concatenate(self.taken).astype(np.uint64))
@@ -326,6 +340,5 @@ class Machine:
     def count(self, select: int) -> int:
         """One of the decoder's counts."""
         self.write("snooper_decoder_count_select", select)
-        while (value := self.read("snooper_decoder_count")) >> 28 != select:
-            pass
-        return value & (1 << 28) - 1
+        self.poll(lambda: self.read("snooper_decoder_count") >> 28 == select)
+        return self.read("snooper_decoder_count") & (1 << 28) - 1
