@@ -163,14 +163,14 @@ def _put(
 def _advance(rules: Rules, until_ns: Integer, state: State, now: np.ndarray) -> None:
     """All that happens up to a time without an access."""
     while True:
+        if not now[0].own and now[0].others_ns <= until_ns:
+            _skip_others(rules, until_ns, state, now)
         drain_ns = _next_drain(rules, state, now)
         next_ns = min(drain_ns, now[0].scrub_ns, now[0].others_ns)
         if next_ns > until_ns:
             now[0].here_ns = max(now[0].here_ns, until_ns)
             return
         now[0].here_ns = max(now[0].here_ns, next_ns)
-        if next_ns == now[0].others_ns and not now[0].own:
-            _skip_others(rules, until_ns, state, now)
         if next_ns == now[0].others_ns:
             _post(rules, next_ns, ELSEWHERE, state, now)
             now[0].others_ns = _later(next_ns, rules.others_ns)
