@@ -16,6 +16,7 @@ from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.checks import capture as checks_capture
 from ptat_parser.checks.session import check
+from ptat_parser.errors import BadInput
 from ptat_parser.order.line_times import LineTimes
 from ptat_parser.order.queue_inference import Links, Pages, Queue, Walks, infer
 from ptat_parser.order.scrub import find_scrub
@@ -206,6 +207,14 @@ def test_memory_without_ecc_under_a_contract_with_ecc_is_named(behind):
     made.bus = [row for row in made.bus if row[:2] not in underfills]
     (warning,) = parse(controlled.write(made, path.with_name("masked"))).summary["warnings"]
     assert "its contract is no-ecc" in warning
+
+
+def test_recordings_that_are_too_long_are_refused(behind):
+    path, made, _ = behind
+    made.bus.append((int(STILL_QUEUED) + 2000, synthetic.REGION_BASE + 64, 0))
+    made.now = made.bus[-1][0]
+    with pytest.raises(BadInput, match="longer than 35184 s"):
+        parse(controlled.write(made, path.with_name("long")))
 
 
 def test_a_session_behind_a_controller_is_sound(behind):

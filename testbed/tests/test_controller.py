@@ -201,6 +201,17 @@ def test_reads_of_two_walks_change_places_and_those_of_one_do_not():
         assert controller.run(rules, same, (0, 0))[0].access.tolist() == [0, 1]
 
 
+def test_other_traffic_of_an_hour_costs_no_time():
+    """It pushes the store out of the queue; 7 billion writes would take minutes."""
+    rules = controller.preset("ecc-server,scrub_ns=0,early_underfill=0")
+    hour_ns = 3_600_000_000_000
+    rows = [STORE, (hour_ns, 1, 0, False, True), STORE, (hour_ns, 2, 0, False, True)]
+    commands, _ = served(rules, rows)
+    assert commands.kind.tolist() == [UNDERFILL, WR, RD, UNDERFILL, WR, RD]
+    assert hour_ns < commands.time_ns[2] < commands.time_ns[4] < hour_ns + 1_000_000
+    assert 2 * hour_ns < commands.time_ns[5] < 2 * hour_ns + 1_000_000
+
+
 def test_scrub_reads_all_lines_in_order():
     commands, _ = served(Controller(scrub_ns=100), [READ, (2000, 1, 0, False, True)], SCRUBBED)
     lines = (commands.address[commands.kind == SCRUB] // np.uint64(64)).astype(np.int64)

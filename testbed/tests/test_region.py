@@ -87,7 +87,7 @@ def test_stores_to_a_device_are_read_back_unasked(tmp_path: Path):
     assert summary_of(session)["totals"]["readbacks"] > ROUNDS
 
 
-def test_a_region_that_goes_away_is_told(tmp_path: Path):
+def test_a_lost_region_is_reported(tmp_path: Path):
     session = tmp_path / "s"
     run = ptat("record", "-o", str(session), "--", "sh", "-c", DETACH)
     assert run.returncode == 2, run.stderr
@@ -98,5 +98,5 @@ def test_a_region_that_goes_away_is_told(tmp_path: Path):
     assert verdict["matched"] > MISSES_AT_LEAST
     assert MISSES_AT_LEAST < verdict["missing"] <= verdict["outside_region"]
     assert (verdict["extra"], verdict["wrong_page"], verdict["unexplained"]) == (0, 0, 0)
-    assert "the region went away" in ptat("report", str(session)).stdout
+    assert "the region was lost" in ptat("report", str(session)).stdout
     assert ptat("report", "--strict", str(session)).returncode == 1

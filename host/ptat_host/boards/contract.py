@@ -77,6 +77,11 @@ def needed(request: RecordRequest, option: str) -> RecordRequest:
             f"--granularity {request.granularity_bytes}: a DIMM shows {LINE_BYTES} bytes",
             f"leave it out with {option}",
         )
+    if request.readback:
+        raise BoardError(
+            "--readback: such a read looks like a marker, which is a load on this bus",
+            f"leave it out with {option}",
+        )
     return replace(request, entries=True, markers=request.markers or "load")
 
 
@@ -87,7 +92,7 @@ def check() -> Check:
         modes = {path.read_text().strip() for path in EDAC.glob("mc*/*/dimm_edac_mode")}
     except OSError:
         modes = set()
-    if not modes:
+    if not modes - {"Unknown"}:
         return Check(
             name, None, "the kernel does not tell whether the memory has ECC: docs/boards.md"
         )

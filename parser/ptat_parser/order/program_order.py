@@ -141,6 +141,11 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     contract = session.board.contract
     _require_events(session)
     stream = read_stream(reader)
+    if stream.time.size and stream.time[-1] >= STILL_QUEUED:
+        raise BadInput(
+            f"{session.path}: longer than {int(STILL_QUEUED) / session.channel.tick_hz:.0f} s",
+            "behind a memory controller, record for a shorter time",
+        )
     found = Found()
     kinds = _kinds(session, stream, log)
     found.scrubs = int(np.count_nonzero(kinds.scrub))

@@ -17,6 +17,9 @@ from ptat_testbed.bus.command_kinds import ELSEWHERE, NEVER_NS, RD, SCRUB, UNDER
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+SETTLING_QUEUES = 4
+"""So often other traffic fills the queue before an access comes, though nothing else happens."""
+
 
 class Rules(NamedTuple):
     """`controller.Controller`, and the seed of what is random."""
@@ -76,6 +79,7 @@ NOW = np.dtype(
         ("commands", "<i8"),  # so many
         ("written", "<i8"),  # of them WRs
         ("queued", "<i8"),  # lines in the queue
+        ("own", "<i8"),  # of them not of other traffic
         ("writing", "<i8"),  # in write major mode
         ("here_ns", "<i8"),  # all before has happened
         ("free_ns", "<i8"),  # when the next command can be
@@ -159,6 +163,8 @@ def _put(
 def _advance(rules: Rules, until_ns: Integer, state: State, now: np.ndarray) -> None:
     """All that happens up to a time without an access."""
     while True:
+        if not now[0].own and now[0].others_ns <= until_ns:
+            _skip_others(rules, until_ns, state, now)
         drain_ns = _next_drain(rules, state, now)
         next_ns = min(drain_ns, now[0].scrub_ns, now[0].others_ns)
         if next_ns > until_ns:
@@ -178,6 +184,15 @@ def _advance(rules: Rules, until_ns: Integer, state: State, now: np.ndarray) -> 
             _drain_one(rules, _chosen(rules, state, now), drain_ns, state, now)
             if now[0].queued <= rules.low:
                 now[0].writing = 0
+
+
+@jit
+def _skip_others(rules: Rules, until_ns: Integer, state: State, now: np.ndarray) -> None:
+    """Leave out other traffic that only fills the queue anew while no line of ours waits."""
+    settled_ns = until_ns - SETTLING_QUEUES * state.queue_line.size * rules.others_ns
+    skipped = (settled_ns - now[0].others_ns) // rules.others_ns
+    if skipped > 0:
+        now[0].others_ns += skipped * rules.others_ns
 
 
 @jit
@@ -215,6 +230,7 @@ def _drain_one(
     if line != ELSEWHERE:
         state.values[now[0].written] = state.queue_values[at]
         now[0].written += 1
+        now[0].own -= 1
     _put(rules, earliest_ns, line, WR, -1, state, now)
     last = now[0].queued - 1
     for i in range(at, last):
@@ -245,6 +261,8 @@ def _post(rules: Rules, at_ns: Integer, line: Integer, state: State, now: np.nda
     state.queue_filled[at] = line == ELSEWHERE
     state.queue_values[at] = -1
     now[0].queued = at + 1
+    if line != ELSEWHERE:
+        now[0].own += 1
     if now[0].queued >= rules.high:
         now[0].writing = 1
     return at
