@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 from capture import Capture, decode
-from litepcie.common import msi_layout, phy_layout
 from litex.gen import LiteXModule
-from litex.soc.interconnect import stream, wishbone
-from migen import Signal
+from litex.soc.interconnect import wishbone
 from pcie_bench import Receiver, Sender, Stepper, World, wide
 from pcie_model import MRD64, MWR32, MWR64, SC, Completion, Tlp, decoded
 from verilated import Registers
 
 from ptat_gateware.pcie.endpoint import WINDOW_BYTES, PCIeEndpoint
 from ptat_gateware.pcie.memory import BlockRAMPort
+from ptat_gateware.targets.bare_pcie import PHYEnds
 from ptat_parser import wire
 
 BAR_BYTES = 2 * WINDOW_BYTES
@@ -28,25 +27,11 @@ RING = 0x1_2340_0000  # above 4 GiB
 LOW_RING = 0x2340_0000  # below
 
 
-class PHY(LiteXModule):
-    """What the endpoint sees of one of LitePCIe's."""
-
-    def __init__(self, data_width: int) -> None:
-        self.data_width = data_width
-        self.sink = stream.Endpoint(phy_layout(data_width))
-        self.source = stream.Endpoint(phy_layout(data_width))
-        self.msi = stream.Endpoint(msi_layout())
-        self.id = Signal(16)
-        self.max_payload_size = Signal(16)
-        self.link_up = Signal()
-        self.bus_master = Signal()
-
-
 class Top(LiteXModule):
     """The endpoint with block RAM, its registers on its own bus."""
 
     def __init__(self, data_width: int) -> None:
-        self.phy = phy = PHY(data_width)
+        self.phy = phy = PHYEnds(data_width)
         self.ram = BlockRAMPort(BAR_BYTES)
         self.endpoint = endpoint = PCIeEndpoint(
             phy, phy.link_up, phy.bus_master, self.ram.port, BAR_BYTES, queue_depth=32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The boards with the PCIe endpoint: what Vivado is told, and registers where the kernel looks."""
+"""Boards with the PCIe endpoint: Vivado scripts, and registers where the kernel expects them."""
 
 import json
 import re

@@ -128,7 +128,7 @@ class RingCapture:
         return some
 
     def _write(self, count: int) -> None:
-        """Write at most so many of the next blocks, from where they are."""
+        """Write at most `count` of the next blocks, directly from the ring."""
         place = self._tail % self.blocks
         count = min(count, self.blocks - place)
         start = place * wire.BLOCK_BYTES

@@ -227,7 +227,7 @@ class Device:
         )
 
     def ring(self, blocks: int) -> mmap.mmap:
-        """Have a ring of at least so many blocks, and map it.
+        """Allocate a ring of at least `blocks` blocks, and map it.
 
         :raises BoardError: the machine has not the memory.
         """

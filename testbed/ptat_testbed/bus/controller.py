@@ -57,7 +57,7 @@ class Controller:
     capacity: int = 32
     """Lines in the write pending queue."""
     high: int = 27
-    """Write major mode begins with so many lines in the queue."""
+    """Number of queued lines at which write major mode begins."""
     low: int = 16
     """And ends with so many."""
     idle_ns: int = NEVER_NS

@@ -90,7 +90,7 @@ static void choose(struct ptat_pci *board, u64 patience_ns)
  * @patience_ns: how long an access may wait for room; 0: for ever
  *
  * Return: 0; -EBUSY if there is a recording, -EINVAL without a ring, -EIO if the
- * board does not do what it is told.
+ * board does not follow a command.
  */
 int ptat_pci_start(struct ptat_pci *board, u64 patience_ns)
 {
@@ -168,7 +168,7 @@ bool ptat_pci_has_blocks(struct ptat_pci *board)
 {
 	u32 count;
 
-	/* The recorder is told why when it takes blocks. */
+	/* The next take of blocks returns the reason. */
 	if (count_blocks(board, &count) || count >= WAKE_BLOCKS(board))
 		return true;
 	ptat_pci_write(board, PTAT_RING_WAKE, board->tail + WAKE_BLOCKS(board));
