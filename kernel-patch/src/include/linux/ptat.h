@@ -398,7 +398,7 @@ static __always_inline bool ptat_trapping(void)
 	return static_branch_unlikely(&ptat_trap_key);
 }
 
-bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, unsigned long addr);
+long __ptat_trap_page_fault(struct pt_regs *regs, unsigned long error_code, unsigned long addr);
 bool __ptat_trap_debug(struct pt_regs *regs);
 void __ptat_trap_syscall(struct pt_regs *regs);
 void __ptat_trap_exit_work(struct pt_regs *regs);
@@ -417,7 +417,15 @@ static __always_inline bool ptat_trap_page_fault(struct pt_regs *regs,
 						 unsigned long *error_code,
 						 unsigned long addr)
 {
-	return ptat_trapping() && __ptat_trap_page_fault(regs, error_code, addr);
+	long fault;
+
+	if (!ptat_trapping())
+		return false;
+	fault = __ptat_trap_page_fault(regs, *error_code, addr);
+	if (fault < 0)
+		return true;
+	*error_code = fault;
+	return false;
 }
 
 /**

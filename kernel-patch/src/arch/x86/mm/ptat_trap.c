@@ -77,58 +77,58 @@ static __always_inline bool has_open(const struct ptat_trap_state *state)
 	return state->count || state->stepping;
 }
 
-static noinline bool trap_page_fault(struct pt_regs *regs, unsigned long *error_code,
+static noinline long trap_page_fault(struct pt_regs *regs, unsigned long error_code,
 				     unsigned long addr)
 {
-	unsigned long ec = *error_code;
 	bool kernel = !user_mode(regs);
 	struct ptat_trap trap = {
 		.ip = regs->ip,
 		.addr = addr,
 		.sp = regs->sp,
 		.kernel = kernel,
-		.write = ec & X86_PF_WRITE,
-		.fetch = ec & X86_PF_INSTR,
-		.shadow_stack = ec & X86_PF_SHSTK,
-		.present = ec & X86_PF_PROT,
+		.write = error_code & X86_PF_WRITE,
+		.fetch = error_code & X86_PF_INSTR,
+		.shadow_stack = error_code & X86_PF_SHSTK,
+		.present = error_code & X86_PF_PROT,
 		.may_sleep = !faulthandler_disabled() && (regs->flags & X86_EFLAGS_IF),
 	};
 
 	/* An access that the kernel must not make is an oops, not a miss. */
 	if (kernel && (trap.fetch || (cpu_feature_enabled(X86_FEATURE_SMAP) &&
 				      !(regs->flags & X86_EFLAGS_AC))))
-		return false;
+		return error_code;
 
 	switch (ptat_trap_fault(&trap)) {
 	case PTAT_TRAP_DONE:
-		return true;
+		return -1;
 	case PTAT_TRAP_STEPS:
 		begin_step(regs);
-		return true;
+		return -1;
 	case PTAT_TRAP_WAITS:
 		if (!kernel)
 			end_step(regs);
 		local_irq_enable();
 		ptat_ring_wait();
 		local_irq_disable();
-		return true;
+		return -1;
 	case PTAT_TRAP_DENIED:
 		/* Else a fetch from a page that is not executable would be tried for ever. */
-		*error_code |= X86_PF_PROT;
+		error_code |= X86_PF_PROT;
 		fallthrough;
 	case PTAT_TRAP_NOT_OURS:
 		break;
 	}
 	if (!kernel)
 		end_step(regs);
-	return false;
+	return error_code;
 }
 
-bool __ptat_trap_page_fault(struct pt_regs *regs, unsigned long *error_code, unsigned long addr)
+/* Returns the error code of a real fault, or -1. */
+long __ptat_trap_page_fault(struct pt_regs *regs, unsigned long error_code, unsigned long addr)
 {
 	/* The faults of processes that are not traced leave here. */
 	if (!is_traced() || addr >= TASK_SIZE_MAX || in_nmi())
-		return false;
+		return error_code;
 	return trap_page_fault(regs, error_code, addr);
 }
 
