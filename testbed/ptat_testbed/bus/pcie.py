@@ -166,6 +166,11 @@ class CoSimulation(contextlib.AbstractContextManager["CoSimulation"]):
         """Let it write to the guest's memory, though no driver of the guest has."""
         self._ask(f"master {int(allowed)}")
 
+    def pretend(self, name: str, value: int) -> None:
+        """Let the guest read `value` from a register of 32 bits, as if the gateware were other."""
+        (offset,) = self._words(name)
+        self._ask(f"pretend {offset} {value}")
+
     def counts(self) -> Counts:
         """What has been done so far."""
         with self._lock:
