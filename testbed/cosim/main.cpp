@@ -278,6 +278,8 @@ void Machine::poll_control()
 
 bool Machine::wait_for(int fd)
 {
+	/* While QEMU goes on, rather than when it waits again. */
+	endpoint_.settle();
 	for (;;) {
 		pollfd ready[] = { { fd, POLLIN, 0 }, { control_.fd(), POLLIN, 0 } };
 		int count = poll(ready, 2, idle_ms);
