@@ -207,9 +207,12 @@ def test_the_only_board_needs_no_address(driver):
     assert captured() == driver.source
 
 
-def test_patience(driver):
-    assert record("--patience-ms", "0")[0] == 0
-    assert driver.patience_ns == 0
+@pytest.mark.parametrize(
+    ("milliseconds", "ns"), [("0", 0), ("12", 12_000_000), ("0.05", 50_000), ("0.00000001", 1)]
+)
+def test_patience(driver, milliseconds, ns):
+    assert record("--patience-ms", milliseconds)[0] == 0
+    assert driver.patience_ns == ns
 
 
 def test_a_board_that_has_blocks_left_at_the_stop(driver):
@@ -423,7 +426,14 @@ def test_no_memory_for_the_ring(driver, capsys):
     assert "no memory for a ring of 16 MiB" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [("--ring", "x"), ("--patience-ms", "-1"), ("--ring", "0")])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--ring", "x"),
+        ("--ring", "0"),
+        *(("--patience-ms", value) for value in ("-1", "", "1.", ".5", "nan", "1e3", "٣")),
+    ],
+)
 def test_bad_options(driver, option, capsys):
     assert record(*option)[0] == 2
     assert option[0] in capsys.readouterr().err

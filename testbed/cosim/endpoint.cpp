@@ -69,7 +69,7 @@ void Endpoint::power_up()
 	outgoing_.clear();
 	incoming_.clear();
 	reads_.clear();
-	clocks_ = skipped_ = 0;
+	clocks_ = skipped_ = settled_at_ = 0;
 	top_->host_id = completer;
 	top_->host_max_payload = 128;
 	top_->host_link_up = 1;
@@ -163,7 +163,7 @@ void Endpoint::catch_up()
 	/* What is on its way keeps its time. */
 	if (due() < clocks_ + skipped_ + 2 * settling_clocks)
 		return;
-	run(settling_clocks);
+	settle();
 	uint64_t left = due() - clocks_ - skipped_;
 	while (left) {
 		uint32_t step = static_cast<uint32_t>(std::min<uint64_t>(left, UINT32_MAX));
@@ -173,6 +173,12 @@ void Endpoint::catch_up()
 		left -= step;
 	}
 	top_->advance = 0;
+}
+
+void Endpoint::settle()
+{
+	while (clocks_ < settled_at_)
+		clock();
 }
 
 uint64_t Endpoint::clocks() const
@@ -212,8 +218,10 @@ void Endpoint::clock()
 	top_->sys_clk = !top_->sys_clk; /* both edges are clocks */
 	top_->eval();
 	clocks_++;
-	if (taken)
+	if (taken) {
 		outgoing_.pop_front();
+		settled_at_ = clocks_ + settling_clocks;
+	}
 	if (received && last) {
 		receive(incoming_);
 		incoming_.clear();

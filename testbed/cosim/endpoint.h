@@ -49,6 +49,8 @@ class Endpoint
 	bool idle() const;
 
 	void run(unsigned clocks);
+	/* Let what was sent have its effects, as far as it does not wait. */
+	void settle();
 	/* Let the trace's time catch up with that of this machine, without simulating it. */
 	void catch_up();
 
@@ -81,6 +83,7 @@ class Endpoint
 	std::map<unsigned, Read> reads_; /* by tag */
 	unsigned next_tag_ = 0;
 	uint64_t clocks_ = 0, skipped_ = 0;
+	uint64_t settled_at_ = 0; /* clock */
 	std::chrono::steady_clock::time_point start_;
 };
 

@@ -14,12 +14,14 @@
  *   memory ADDRESS BYTES    of the guest; the bytes follow the answer's line
  *   link UP                 0: the link is down, the BAR reads as all ones; 1: up again
  *   master ALLOWED          1: let it write to memory, though no driver of the guest has; 0: not so
+ *   pretend OFFSET VALUE    the guest reads that from a register of 32 bits, as of other gateware
  *   counts                  clocks simulated, reads and writes of the BAR, is a read waiting
  *
  * and is answered by a line: a number or more, or "error" and why.
  */
 #include <cinttypes>
 #include <iomanip>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -181,6 +183,10 @@ class Machine : public Device
 		link_ = up;
 		endpoint_.set_link(up);
 	}
+	void pretend(uint64_t offset, uint64_t value)
+	{
+		pretended_[window_start + offset] = value;
+	}
 	std::string counts() const
 	{
 		std::ostringstream line;
@@ -205,6 +211,7 @@ class Machine : public Device
 	int interrupt_ = -1;
 	bool link_ = true, waiting_ = false, master_ = false;
 	uint64_t reads_ = 0, writes_ = 0;
+	std::map<uint64_t, uint64_t> pretended_;
 };
 
 uint64_t Machine::bar_read(uint64_t offset, unsigned bytes)
@@ -212,6 +219,8 @@ uint64_t Machine::bar_read(uint64_t offset, unsigned bytes)
 	reads_++;
 	if (!link_)
 		return ~UINT64_C(0);
+	if (auto found = pretended_.find(offset); found != pretended_.end())
+		return found->second;
 	endpoint_.catch_up();
 	unsigned tag = endpoint_.send_read(config_.bar() + offset, bytes);
 	Answer answer;
@@ -269,6 +278,8 @@ void Machine::poll_control()
 
 bool Machine::wait_for(int fd)
 {
+	/* While QEMU goes on, rather than when it waits again. */
+	endpoint_.settle();
 	for (;;) {
 		pollfd ready[] = { { fd, POLLIN, 0 }, { control_.fd(), POLLIN, 0 } };
 		int count = poll(ready, 2, idle_ms);
@@ -346,6 +357,10 @@ void Control::answer(const std::string &line)
 			return reply("error the guest has no memory there\n");
 		return reply(std::to_string(second) + "\n" +
 			     std::string(reinterpret_cast<const char *>(start), second));
+	}
+	if (command == "pretend" && first < PTAT_WINDOW_BYTES) {
+		machine_.pretend(first, second);
+		return reply("0\n");
 	}
 	if (command == "master") {
 		machine_.set_master(first);

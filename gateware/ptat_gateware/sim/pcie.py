@@ -34,6 +34,7 @@ from migen import ClockDomain, Signal
 
 import ptat_gateware
 from ptat_gateware.cache import cached, digest
+from ptat_gateware.pcie.decoder import AccessDecoder
 from ptat_gateware.pcie.endpoint import WINDOW_BYTES
 from ptat_gateware.pcie.memory import BlockRAMPort
 from ptat_gateware.sim import build
@@ -43,6 +44,7 @@ from ptat_parser import wire
 
 BOARD = "simulated-PCIe"
 SYS_CLOCK_HZ = 125_000_000
+TICKS_PER_CLOCK = AccessDecoder.phases
 DATA_WIDTH = 64
 
 

@@ -13,12 +13,15 @@ itself, and all else is as with other boards.
 from __future__ import annotations
 
 import errno
+import math
 import os
+import re
 import select
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +46,7 @@ PIECE_BLOCKS = 512
 POLL_MS = 50
 PARTIAL_COUNT, HELD_COUNT, OVERDUE_COUNT = 8, 12, 13
 """Numbers of `Counters.counts`; the first 8 are packets that the board refused, by kind."""
+_MILLISECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?", re.ASCII)
 NO_CALIBRATION = "a PCIe board sees addresses: it needs no calibration"
 
 
@@ -268,6 +272,15 @@ class PcieLink(Link):
         ).encode()
 
 
+def _patience_ns(milliseconds: str) -> int:
+    if not _MILLISECONDS.fullmatch(milliseconds):
+        raise BoardError(
+            f"--patience-ms {milliseconds}: not a number of milliseconds", "write it as 10 or 0.05"
+        )
+    # Rounded up, as 0 is for ever.
+    return math.ceil(Decimal(milliseconds) * 10**6)
+
+
 class PcieBoard(HardwareBoard):
     """A board on PCIe that holds this machine's page tables."""
 
@@ -289,11 +302,8 @@ class PcieBoard(HardwareBoard):
 
     def _choose(self, options: Mapping[str, str]) -> None:
         size_bytes = parse_size(options.get("ring", RING), "--ring")
-        patience = options.get("patience-ms", PATIENCE_MS)
-        if not (patience.isascii() and patience.isdigit()):
-            raise BoardError(f"--patience-ms {patience}: not a number of milliseconds")
         self._ring_blocks = -(-size_bytes // wire.BLOCK_BYTES)
-        self._patience_ns = int(patience) * 10**6
+        self._patience_ns = _patience_ns(options.get("patience-ms", PATIENCE_MS))
 
     def discover(self) -> list[str]:
         """PCI addresses."""

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ptat_gateware.pcie.endpoint import WINDOW_BYTES
 from ptat_host.boards.base import BoardError, Check, Option, RecordRequest, RecordResult
 from ptat_parser import wire
 from ptat_testbed.boards import guest_run
@@ -62,7 +61,7 @@ def probe_bar(config: MachineConfig) -> int:
 
 def bar_bytes(region_bytes: int) -> int:
     """The BAR for a region: a power of 2 that holds the registers, too."""
-    needed = region_bytes + WINDOW_BYTES
+    needed = region_bytes + pcie.window_bytes()
     return max(BAR_BYTES_MIN, 1 << (needed - 1).bit_length())
 
 
@@ -109,7 +108,7 @@ class CoSimulated:
                 "granularity_bytes": pcie.GRANULARITY_BYTES,
                 "walk_reads": "all",
                 "marker_delay_ns": MARKER_DELAY_NS,
-                "channels": [{"index": 0, "file": FILE, "tick_hz": pcie.TICK_HZ}],
+                "channels": [{"index": 0, "file": FILE, "tick_hz": pcie.tick_hz()}],
             },
             "cpu": {"name": "QEMU TCG, its own soft TLB"},
         }

@@ -22,23 +22,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from ptat_gateware.pcie.decoder import AccessDecoder
-from ptat_gateware.pcie.endpoint import WINDOW_BYTES
-from ptat_gateware.sim import pcie
-from ptat_gateware.sim.build import SimulatorError
-from ptat_gateware.targets.pcie_soc import DEVICE_ID, VENDOR_ID
+from ptat_host.boards import pcie_driver
 from ptat_host.boards.base import BoardError
 from ptat_parser import wire
 from ptat_testbed.guest import build
 
 SOURCES = build.SOURCES / "testbed" / "cosim"
 QEMU_SCRIPT = build.SOURCES / "setup" / "qemu-vfio-user.sh"
-TICK_HZ = AccessDecoder.phases * pcie.SYS_CLOCK_HZ
 GRANULARITY_BYTES = 8
 DEVICE = "endpoint"
 """The device's name in QEMU."""
-ENDPOINT_ID = (VENDOR_ID, DEVICE_ID)
+ENDPOINT_ID = tuple(int(number, 16) for number in pcie_driver.PCI_ID)
 START_S = 10.0
 POLL_S = 0.01
 DRAIN_S = 60.0
@@ -58,11 +54,38 @@ def harness(bar_bytes: int) -> Path:
 
     :raises BoardError: it cannot be built.
     """
+    simulation = _gateware()
     files = [*sorted(SOURCES.glob("*.cpp")), *sorted(SOURCES.glob("*.h"))]
     try:
-        return pcie.simulator(bar_bytes, files)
-    except SimulatorError as error:
+        directory: Path = simulation.simulator(bar_bytes, files)
+    except simulation.build.SimulatorError as error:
         raise BoardError(str(error), error.hint) from error
+    return directory
+
+
+def tick_hz() -> int:
+    """Ticks of a record's time in a second."""
+    simulation = _gateware()
+    return int(simulation.TICKS_PER_CLOCK * simulation.SYS_CLOCK_HZ)
+
+
+def window_bytes() -> int:
+    """The end of the BAR that holds the registers."""
+    return int(_gateware().WINDOW_BYTES)
+
+
+def _gateware() -> ModuleType:
+    """The endpoint in simulation; imported late, as each ``ptat record`` loads every board.
+
+    :raises BoardError: what it needs is not installed.
+    """
+    try:
+        from ptat_gateware.sim import pcie
+    except ModuleNotFoundError as error:
+        raise BoardError(
+            f"{error.name} is not installed", "pip install --editable '.[gateware]'"
+        ) from error
+    return pcie
 
 
 @dataclass(frozen=True)
@@ -89,7 +112,7 @@ class CoSimulation(contextlib.AbstractContextManager["CoSimulation"]):
     def __init__(self, bar_bytes: int) -> None:
         directory = harness(bar_bytes)
         self.bar_bytes = bar_bytes
-        self._registers = pcie.registers(directory)
+        self._registers: dict[str, tuple[int, int]] = _gateware().registers(directory)
         self._work = tempfile.TemporaryDirectory(prefix="ptat-cosim.")
         self._vfio = Path(self._work.name) / "vfio"
         control = Path(self._work.name) / "control"
@@ -136,7 +159,7 @@ class CoSimulation(contextlib.AbstractContextManager["CoSimulation"]):
 
     def register_offset(self, name: str) -> int:
         """Where a register is in the BAR, by its name in docs/gateware.md."""
-        return self.bar_bytes - WINDOW_BYTES + self._registers[name][0]
+        return self.bar_bytes - window_bytes() + self._registers[name][0]
 
     def read(self, name: str) -> int:
         """A register, by its name in docs/gateware.md."""
@@ -165,6 +188,11 @@ class CoSimulation(contextlib.AbstractContextManager["CoSimulation"]):
     def set_master(self, allowed: bool) -> None:
         """Let it write to the guest's memory, though no driver of the guest has."""
         self._ask(f"master {int(allowed)}")
+
+    def pretend(self, name: str, value: int) -> None:
+        """Let the guest read `value` from a register of 32 bits, as if the gateware were other."""
+        (offset,) = self._words(name)
+        self._ask(f"pretend {offset} {value}")
 
     def counts(self) -> Counts:
         """What has been done so far."""

@@ -6,14 +6,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+_NAME = r"\bptat(?:_pci [\da-f:.]+)?:"
+"""Before what our part of the kernel says."""
+
 # The console shows warnings and worse; our own kernel code prints nothing else there.
 _COMPLAINT = re.compile(
-    r"WARNING:|BUG:|Oops|Kernel panic|\bptat:|rcu: INFO:|blocked for more than|soft lockup"
+    rf"WARNING:|BUG:|Oops|Kernel panic|{_NAME}|rcu: INFO:|blocked for more than|soft lockup"
     r"|general protection fault|Out of memory|oom-kill|page allocation failure|Call Trace:"
     r"|unable to handle|Bad page|Bad rss-counter|non-zero pgtables_bytes|HugeTLB: allocating"
 )
 _PANIC = re.compile(r"Kernel panic.*")
-_OURS = re.compile(r"\bptat: .*")
+_OURS = re.compile(rf"{_NAME} .*")
 _WANT_OF_MEMORY = re.compile(r"Out of memory: Killed process \d+ \(.*?\)|HugeTLB: .* failed.*")
 
 

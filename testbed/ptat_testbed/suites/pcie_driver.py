@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ptat_host.boards.base import RecordRequest, RecordResult
 from ptat_testbed.boards import guest_run
-from ptat_testbed.boards.pcie import MARKER_DELAY_NS
+from ptat_testbed.boards.pcie import MARKER_DELAY_NS, REGION_BYTES
 from ptat_testbed.bus import pcie
 from ptat_testbed.guest.qemu import Machine, MachineConfig
 
@@ -38,9 +38,11 @@ exit $status
 """
 
 
-def record_command(argv: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """How a guest records a command."""
-    return [sys.executable, *RECORD, *options, "-o", f"/tmp/{SESSION}", "--", *argv]
+def record_command(
+    argv: Sequence[str], options: Sequence[str] = (), session: str = SESSION
+) -> list[str]:
+    """How a guest records a command; only `SESSION` leaves the guest."""
+    return [sys.executable, *RECORD, *options, "-o", f"/tmp/{session}", "--", *argv]
 
 
 class DrivenGuest:
@@ -67,6 +69,7 @@ class DrivenGuest:
         )
         self._recording = guest_run.Recording(request, traced=False, device=True)
         self._device = device
+        device.pretend("endpoint_region_bytes", REGION_BYTES)  # all of it takes long to compare
         self._program = pcie.qemu()
 
     @property

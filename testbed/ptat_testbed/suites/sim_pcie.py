@@ -202,28 +202,41 @@ def record_from_here(row: Row, folder: Path) -> Recorded:
     )
 
 
+def run_logged(
+    guest: DrivenGuest, device: pcie_bus.CoSimulation, folder: Path
+) -> tuple[RecordResult, Accesses]:
+    """Run a guest that records itself; QEMU's log of what its driver recorded.
+
+    :raises BoardError: it recorded nothing.
+    """
+    path = folder / "qemu.log"
+    log = check_trap.Log(path)
+    result = guest.run(
+        on_start=log.start,
+        on_stop=lambda machine: check_trap.enable(machine, False),
+        extra=log.arguments(),
+        pass_fds=[log.fd],
+    )
+    log.join()
+    description = guest.session / "session.json"
+    if not description.exists():
+        raise BoardError(result.reason or "ptat record failed in the guest, see above")
+    region = json.loads(description.read_text())["region"]
+    base = region["base"]
+    addresses = range(base, base + region["size_bytes"])
+    control = base + device.register_offset("endpoint_snooper_control")
+    return result, logged_recording(path, addresses, control)
+
+
 def record_in_guest(row: Row, folder: Path) -> Recorded:
     """The guest's driver does."""
     folder.mkdir(parents=True)
-    log = check_trap.Log(folder / "qemu.log")
     with pcie_bus.CoSimulation(pcie.BAR_BYTES_MIN) as device:
         guest = DrivenGuest(record_command(row.argv), folder, device, row.cpus)
-        result = guest.run(
-            on_start=log.start,
-            on_stop=lambda machine: check_trap.enable(machine, False),
-            extra=log.arguments(),
-            pass_fds=[log.fd],
-        )
-        log.join()
-        control = device.register_offset("endpoint_snooper_control")
+        result, expected = run_logged(guest, device, folder)
     if result.exit_status or not result.complete:
         raise BoardError(f"{row.name}: {result.reason or 'ptat record failed, see above'}")
-    region = json.loads((guest.session / "session.json").read_text())["region"]
-    base = region["base"]
-    addresses = range(base, base + region["size_bytes"])
-    return Recorded(
-        guest.session, logged_recording(folder / "qemu.log", addresses, base + control), {}
-    )
+    return Recorded(guest.session, expected, {})
 
 
 def check(row: Row, folder: Path) -> dict[str, Any]:
