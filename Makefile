@@ -219,7 +219,7 @@ bench: setup .venv/gateware-ready
 KILLS ?= 10
 
 calibrate: packages setup .venv/gateware-ready
-	@$(PYTHON) -m ptat_testbed.suites.calibrated
+	@$(PYTHON) -m ptat_testbed.suites.calibration
 
 bench-boards: setup
 	@$(PYTHON) -m ptat_testbed.suites.bench_boards
@@ -237,7 +237,7 @@ study-pagesize: packages-studies .venv/ready
 studies-small: setup packages-studies
 	@$(PYTHON) -m ptat_testbed.suites.studies_small
 
-# Of a billion, if memory and disk have room, or so many.
+# A billion records, if memory and disk have room; or RECORDS=N.
 bench-parser: .venv/ready
 	$(PYTHON) parser/bench.py $(if $(RECORDS),--records $(RECORDS))
 

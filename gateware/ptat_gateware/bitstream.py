@@ -2,7 +2,7 @@
 """Builds the bitstreams, and reads from the tools' reports what was reached: ``make bitstream``.
 
 Synthesis, place and route, and packing are Yosys, nextpnr and Project Trellis, as YoWASP packs
-them for PyPI. nextpnr is told to let a missed clock pass: each domain's clock is compared here with
+them for PyPI. nextpnr lets a missed clock pass: each domain's clock is compared here with
 what the target requires, and a domain that the report does not name is an error.
 
 Ends with one JSON line: ``{"domains": {NAME: {"required_mhz", "reached_mhz"}}, "lut", "ff",
@@ -135,7 +135,7 @@ def clocks_of(
     The report names the nets that drive clocks, and a net has many names; ``netnames`` of Yosys's
     netlist say which are the same.
 
-    :raises BuildError: a domain is not in the report, or nextpnr was told another clock.
+    :raises BuildError: a domain is not in the report, or nextpnr was given another clock.
     """
     bits = {name: net["bits"][0] for name, net in netnames.items()}
     entries = {}
@@ -151,7 +151,7 @@ def clocks_of(
         # nextpnr rounds periods to picoseconds.
         if abs(entry["constraint"] - required) > required / 1000:
             raise BuildError(
-                f"nextpnr was told {entry['constraint']:.1f} MHz for the domain {domain},"
+                f"nextpnr was given {entry['constraint']:.1f} MHz for the domain {domain},"
                 f" which requires {required:.1f} MHz"
             )
         clocks[domain] = Clock(required, round(entry["achieved"], 1))

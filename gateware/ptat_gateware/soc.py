@@ -120,7 +120,7 @@ class CaptureSoC(SoCCore):
     watchdog_ms = 1000
     """A hang of more than this ends a recording and restarts the firmware."""
     delay_sample_us = 2000
-    """For so long calibration watches the bus at each delay."""
+    """Time that calibration watches the bus at each delay."""
 
     def __init__(
         self, platform: Any, sys_clock_hz: int, identity: Identity, **options: Any

@@ -22,7 +22,7 @@ Levels = Literal["pte", "pte+pmd"]
 
 
 class BoardError(PtatError):
-    """The board or its machine cannot do what was asked: nothing was recorded."""
+    """The board or its machine cannot do what the request needs: nothing was recorded."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RecordRequest:
     maps: bool = True
     """Record what is mapped where."""
     heap_bytes: int | None = None
-    """With `maps`: record where the command asked for memory, pieces of at least that size."""
+    """With `maps`: record where the command allocates memory of at least that size."""
     region_bytes: int | None = None
     """Memory for the hardware's copy of the page tables; None: the board's default."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Board(Protocol):
         """Options beyond those of `RecordRequest`; the command line refuses all others."""
 
     def check(self) -> list[Check]:
-        """Look at all that a recording needs, changing and building nothing."""
+        """Check everything that a recording needs, without changing or building anything."""
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command and fill the session directory with everything but session.json.

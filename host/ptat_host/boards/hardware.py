@@ -51,7 +51,7 @@ ILLEGAL_MAX = 0.01
 ILLEGAL_MIN = 20
 """So few prove nothing: the first commands after START may be some."""
 READS = 200
-"""Of each address, in `observe`: enough to stand out of what else goes on for a millisecond."""
+"""Reads of each address in `observe`: enough to stand out from a millisecond of other traffic."""
 
 
 def module_checks() -> list[Check]:

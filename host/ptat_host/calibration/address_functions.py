@@ -58,7 +58,7 @@ class Calibration:
     observations: int
     disagreeing: int
     """Observations of something else."""
-    span: list[tuple[int, int]]
+    basis: list[tuple[int, int]]
     """Differences of the addresses read (units of 8 bytes), and of their packed coordinates."""
     base: tuple[int, int]
     """One of the addresses read, and its coordinate."""
@@ -76,13 +76,13 @@ class Calibration:
     def program(self, channel: int = 0) -> Program:
         """The way back, for the board on a channel.
 
-        A coordinate that belongs to none of the addresses read gets one outside of their span, as
+        A coordinate that belongs to none of the addresses read gets one outside of their basis, as
         long as there are address bits for it.
 
         :raises BadInput: several of the addresses read have one coordinate.
         """
-        span, base = _on_channel(self.span, self.base, channel)
-        return replace(_invert(span, *base), mirror=self.mirror)
+        basis, base = _on_channel(self.basis, self.base, channel)
+        return replace(_invert(basis, *base), mirror=self.mirror)
 
     def describe(self) -> list[str]:
         """Readable lines."""
@@ -226,7 +226,7 @@ class _Basis:
         return True
 
     def values(self, vectors: U64) -> U64:
-        """What the function makes of vectors in the span."""
+        """What the function makes of vectors in the basis."""
         result = np.zeros_like(vectors)
         rest = vectors.copy()
         for pivot, (row, value) in self.rows.items():
@@ -322,7 +322,7 @@ def _conclude(basis: _Basis, agrees: npt.NDArray[np.bool_]) -> Calibration:
         constant=_constant_parities(differences, base_address),
         observations=len(agrees),
         disagreeing=int((~agrees).sum()),
-        span=list(differences.rows.values()),
+        basis=list(differences.rows.values()),
         base=base,
     )
 
@@ -356,12 +356,12 @@ def _constant_parities(differences: _Basis, base_address: int) -> list[tuple[int
 
 
 def _on_channel(
-    span: list[tuple[int, int]], base: tuple[int, int], channel: int
+    basis: list[tuple[int, int]], base: tuple[int, int], channel: int
 ) -> tuple[_Basis, tuple[int, int]]:
     """The part of the addresses read that lies on that channel."""
     shift = dram.BUS_BITS
-    changing = [row for row in span if row[1] >> shift]
-    staying = [row for row in span if not row[1] >> shift]
+    changing = [row for row in basis if row[1] >> shift]
+    staying = [row for row in basis if not row[1] >> shift]
     pivots: dict[int, tuple[int, int]] = {}
     for vector, value in changing:
         for bit, (pivot_vector, pivot_value) in pivots.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Known reads of PTAT's region: what `ptat calibrate` has the boards look at.
+"""Known reads of PTAT's region, which the boards observe for `ptat calibrate`.
 
-The kernel maps the region uncached, so each load that it is asked for (by debugfs' ``ptat/load``)
+The kernel maps the region uncached, so each load through debugfs' ``ptat/load``
 is a read on the bus. Root only.
 
 ``python3 -m ptat_host.calibration.known_reads`` does it in the guest of the testbed. It imports the
