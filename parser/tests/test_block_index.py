@@ -21,7 +21,7 @@ from ptat_parser import parse, wire
 from ptat_parser.capture import block_index, decode
 from ptat_parser.capture import reader as capture_reader
 from ptat_parser.capture.block_index import CHUNK, GROUP, HEADER
-from ptat_parser.capture.chunks import PlainChunk, Seen
+from ptat_parser.capture.chunks import ChunkContents, PlainChunk
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.checks.session import check
 from ptat_parser.errors import ParseError, PtatError
@@ -326,7 +326,7 @@ def test_stores_of_a_part(tmp_path, stored):
     machine.bus[at] = machine.bus[at][0], None, 1
     path = machine.write(tmp_path / "s")
     chunks = list(BusReader(path / "bus.0.raw").chunks())
-    there = [Seen.of(chunk.decoded()) for chunk in BusReader(path / "bus.0.raw").chunks()]
+    there = [ChunkContents.of(chunk.decoded()) for chunk in BusReader(path / "bus.0.raw").chunks()]
     assert any(isinstance(chunk, PlainChunk) for chunk in chunks)
     if stored:
         archived(path)
@@ -346,7 +346,9 @@ def test_stores_of_a_part(tmp_path, stored):
         assert (found is not None) == all(good[first:end])
         if found:
             compared += 1
-            for one, other in zip(found, Seen.joined(there[first:end]).stores, strict=True):
+            for one, other in zip(
+                found, ChunkContents.joined(there[first:end]).stores, strict=True
+            ):
                 np.testing.assert_array_equal(one, other)
     assert 20 < compared < 200
 

@@ -76,8 +76,8 @@ class Calibration:
     def program(self, channel: int = 0) -> Program:
         """The way back, for the board on a channel.
 
-        A coordinate that belongs to none of the addresses read gets one outside of their basis, as
-        long as there are address bits for it.
+        A coordinate that belongs to none of the addresses read gets one that is no combination of
+        theirs, as long as there are address bits for it.
 
         :raises BadInput: several of the addresses read have one coordinate.
         """
@@ -226,7 +226,7 @@ class _Basis:
         return True
 
     def values(self, vectors: U64) -> U64:
-        """What the function makes of vectors in the basis."""
+        """Values of the function for combinations of the basis."""
         result = np.zeros_like(vectors)
         rest = vectors.copy()
         for pivot, (row, value) in self.rows.items():
