@@ -109,7 +109,7 @@ test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-bro
 	@MAKE="$(MAKE)" setup/beside.sh test-suite test-bitstream
 
 test-bitstream:
-	nice -n 19 $(PYTHON) -m ptat_gateware.bitstream
+	nice -n 19 $(PYTHON) -m ptat_gateware.synthesis.bitstream
 
 test-suite: docs man
 	$(MAKE) -C testbed/plugin test
@@ -249,10 +249,10 @@ faults: .venv/ready
 	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))
 
 bitstream: .venv/gateware-ready packages-firmware
-	@$(PYTHON) -m ptat_gateware.bitstream
+	@$(PYTHON) -m ptat_gateware.synthesis.bitstream
 
 registers: .venv/gateware-ready
-	@$(PYTHON) -m ptat_gateware.regmap
+	@$(PYTHON) -m ptat_gateware.synthesis.regmap
 
 MINUTES ?= 10
 fuzz: .venv/ready

@@ -21,7 +21,7 @@ from migen.genlib.fsm import FSM, NextState
 
 from ptat_gateware.filter import SAMPLE_BITS
 from ptat_gateware.layouts import WORD_BITS, Illegal, access_layout
-from ptat_gateware.stamp import SYNC_NUMBER_BITS
+from ptat_gateware.stream.stamp import SYNC_NUMBER_BITS
 from ptat_parser import wire
 
 # Kinds of decode errors: those of the decoder, and accesses without an address mapping.
