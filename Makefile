@@ -109,7 +109,7 @@ test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-bro
 	@MAKE="$(MAKE)" setup/beside.sh test-suite test-bitstream
 
 test-bitstream:
-	nice -n 19 $(PYTHON) -m ptat_gateware.bitstream
+	nice -n 19 $(PYTHON) -m ptat_gateware.synthesis.bitstream
 
 test-suite: docs man
 	$(MAKE) -C testbed/plugin test
@@ -219,7 +219,7 @@ bench: setup .venv/gateware-ready
 KILLS ?= 10
 
 calibrate: packages setup .venv/gateware-ready
-	@$(PYTHON) -m ptat_testbed.suites.calibrated
+	@$(PYTHON) -m ptat_testbed.suites.calibration
 
 bench-boards: setup
 	@$(PYTHON) -m ptat_testbed.suites.bench_boards
@@ -237,7 +237,7 @@ study-pagesize: packages-studies .venv/ready
 studies-small: setup packages-studies
 	@$(PYTHON) -m ptat_testbed.suites.studies_small
 
-# Of a billion, if memory and disk have room, or so many.
+# A billion records, if memory and disk have room; or RECORDS=N.
 bench-parser: .venv/ready
 	$(PYTHON) parser/bench.py $(if $(RECORDS),--records $(RECORDS))
 
@@ -249,10 +249,10 @@ faults: .venv/ready
 	$(PYTHON) parser/faults.py $(if $(SESSION),--session $(SESSION))
 
 bitstream: .venv/gateware-ready packages-firmware
-	@$(PYTHON) -m ptat_gateware.bitstream
+	@$(PYTHON) -m ptat_gateware.synthesis.bitstream
 
 registers: .venv/gateware-ready
-	@$(PYTHON) -m ptat_gateware.regmap
+	@$(PYTHON) -m ptat_gateware.synthesis.regmap
 
 MINUTES ?= 10
 fuzz: .venv/ready

@@ -9,7 +9,7 @@
 
 enum calibration {
 	CALIBRATED,
-	CALIBRATION_IDLE_BUS, /* no commands: nothing can be told, all delays in the middle */
+	CALIBRATION_IDLE_BUS, /* no commands: eyes are unknown, all delays in the middle */
 };
 
 struct eyes {

@@ -81,7 +81,7 @@ DISK_BYTES = 20
 """Of a record: 8 of the capture, and results of two parses at once that are being replaced."""
 
 JOIN_RECORDS = 5_000_000
-"""The joins get so many reads at most: they hold all of them, several times."""
+"""Most reads that the joins get, because they hold several copies of all of them."""
 
 STREAM_BYTES = 1 << 20
 
@@ -89,7 +89,7 @@ STREAM_TIMES = 4
 """So that it takes about as long as what it is compared with."""
 
 READ_BLOCKS = 64
-"""The bounds read so many at a time."""
+"""Blocks that the bounds read at a time."""
 
 BY_ELAPSED = ("bound_workers", "workers_2")
 """What more than one core does."""
@@ -394,7 +394,7 @@ IN_ROUNDS = (
     "to_parquet",
     "workers_2",
 )
-"""The last one's results are looked at."""
+"""The results of the last one are checked."""
 
 RATIOS = {
     "counts_of_streaming": ("counts_only", "streaming"),

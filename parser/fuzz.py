@@ -283,9 +283,9 @@ def _read_archive(path: Path) -> None:
 def _read_bus(path: Path) -> None:
     from ptat_parser.capture.reader import BusReader
     from ptat_parser.formats.session import Session
-    from ptat_parser.order.first_pass import survey
+    from ptat_parser.order.first_pass import scan_capture
 
-    survey(BusReader(path / "bus.0.raw", salvage=True), Session(path).region)
+    scan_capture(BusReader(path / "bus.0.raw", salvage=True), Session(path).region)
     for _ in BusReader(path / "bus.0.raw"):
         pass
 

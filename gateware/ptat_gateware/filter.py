@@ -142,7 +142,7 @@ class Trigger(LiteXModule):
             SAMPLE_BITS,
             reset=1,
             description="N: of accesses that only sampled windows want, one in N is recorded;"
-            " 0 is taken for 1.",
+            " 0 counts as 1.",
         )
 
         # # #

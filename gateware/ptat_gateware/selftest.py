@@ -159,7 +159,7 @@ class PatternGenerator(LiteXModule):
 class Meter(LiteXModule):
     """Looks at the words that leave the buffer, and counts accesses.
 
-    ``word`` is looked at while ``taken``. ``restart`` is high with each reset of the counters.
+    ``word`` is checked while ``taken``. ``restart`` is high with each reset of the counters.
     """
 
     def __init__(self) -> None:

@@ -27,13 +27,13 @@ from migen import Cat, If, Mux, Signal
 from migen.genlib.cdc import MultiReg, PulseSynchronizer
 
 from ptat_gateware.address import AddressMap
-from ptat_gateware.buffer import Buffer, CrossingFIFO, LaneSerializer
 from ptat_gateware.filter import BY_WATCHDOG, Trigger, WindowFilter
 from ptat_gateware.layouts import WORD_BITS, Illegal
 from ptat_gateware.snoop.decoder import ACCESS_COUNT, COUNTER_BITS, MATCHED_COUNT
-from ptat_gateware.stamp import Stamp
+from ptat_gateware.stream.buffer import Buffer, CrossingFIFO, LaneSerializer
 from ptat_gateware.stream.encoder import Encoder
 from ptat_gateware.stream.packer import Packer
+from ptat_gateware.stream.stamp import Stamp
 from ptat_parser import wire
 
 

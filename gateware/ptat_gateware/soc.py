@@ -30,13 +30,13 @@ from litex.soc.interconnect.csr import CSRStatus
 from migen import If, Signal
 
 from ptat_gateware.address import SLICE_BITS
-from ptat_gateware.buffer import Buffer
 from ptat_gateware.link.ft601 import FT601Link, FT601Pins
 from ptat_gateware.link.store import CHUNK_BYTES, ChunkStore
 from ptat_gateware.link.udp import UDP_PORT, UDPLink
 from ptat_gateware.selftest import Meter, PatternGenerator
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snooper import Snooper
+from ptat_gateware.stream.buffer import Buffer
 from ptat_parser import wire
 
 ROM_BYTES = 32 * 1024
@@ -114,13 +114,13 @@ class IdentityRegisters(LiteXModule):
 class CaptureSoC(SoCCore):
     """CPU, firmware's memories, watchdog, identity; the methods add the rest, in their order.
 
-    ``self.crg`` must be there before. The ROM is filled by `ptat_gateware.firmware`.
+    ``self.crg`` must be there before. The ROM is filled by `ptat_gateware.synthesis.firmware`.
     """
 
     watchdog_ms = 1000
     """A hang of more than this ends a recording and restarts the firmware."""
     delay_sample_us = 2000
-    """For so long calibration watches the bus at each delay."""
+    """Time that calibration watches the bus at each delay."""
 
     def __init__(
         self, platform: Any, sys_clock_hz: int, identity: Identity, **options: Any

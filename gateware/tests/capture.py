@@ -16,11 +16,11 @@ from migen import Constant, Signal
 from verilated import Bench, Registers
 
 from ptat_gateware.address import SLICE_BITS, SLICES
-from ptat_gateware.buffer import Buffer
 from ptat_gateware.counters import Count, CounterBank
 from ptat_gateware.layouts import COLUMN_BITS, ROW_BITS, coordinate_layout, illegal_layout, lanes
 from ptat_gateware.snoop.decoder import COUNTER_BITS, MATCHED_COUNT
 from ptat_gateware.snooper import Snooper
+from ptat_gateware.stream.buffer import Buffer
 from ptat_parser import wire
 from ptat_parser.capture.chunks import Lost, MarkRecord
 from ptat_parser.capture.reader import BusReader

@@ -478,14 +478,14 @@ FAULTS = [
     ),
     Fault(
         "lanes in the wrong order",
-        "buffer.py",
+        "stream/buffer.py",
         "Mux(second, sink.words[WORD_BITS:], sink.words[:WORD_BITS])",
         "Mux(second, sink.words[:WORD_BITS], sink.words[WORD_BITS:])",
         "test_buffer.py::test_lanes_one_by_one",
     ),
     Fault(
         "FIFO overwritten when full",
-        "buffer.py",
+        "stream/buffer.py",
         "level < depth - self.margin",
         "level < depth + self.margin",
         "test_snooper.py::test_a_link_that_stalls",

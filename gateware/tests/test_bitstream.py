@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ptat_gateware import bitstream
-from ptat_gateware.bitstream import (
-    BuildError,
-    clocks_of,
-    missed_clocks,
-    oversized,
-    xilinx_area,
-)
 from ptat_gateware.cache import digest
+from ptat_gateware.synthesis import bitstream, designs
+from ptat_gateware.synthesis.bitstream import missed_clocks, oversized
+from ptat_gateware.synthesis.reports import BuildError, clocks_of, xilinx_area
 
 NETNAMES = {
     "sys_clk": {"bits": [2]},
@@ -55,7 +50,7 @@ def test_domain_that_is_not_reported_is_an_error() -> None:
 
 
 def test_domain_that_was_placed_for_another_clock_is_an_error() -> None:
-    with pytest.raises(BuildError, match=r"told 12\.0 MHz for the domain snoop"):
+    with pytest.raises(BuildError, match=r"given 12\.0 MHz for the domain snoop"):
         clocks_of(report(snoop_constraint=12.0), NETNAMES, REQUIRED)
 
 
@@ -108,9 +103,9 @@ def test_key_ignores_comments_but_no_content(tmp_path: Path) -> None:
 
 def test_summary_has_the_figures_of_every_design(tmp_path: Path) -> None:
     built, devices = tmp_path / "built", tmp_path / "devices"
-    names = [design.name for design in bitstream.DESIGNS]
-    places = dict.fromkeys([*names, bitstream.BARE, *bitstream.XILINX], built)
-    places |= dict.fromkeys(bitstream.DEVICES, devices)
+    names = [design.name for design in designs.DESIGNS]
+    places = dict.fromkeys([*names, designs.BARE, *designs.XILINX], built)
+    places |= dict.fromkeys(designs.DEVICES, devices)
     for lut, (name, place) in enumerate(places.items()):
         clock = {"required_mhz": 125.0, "reached_mhz": 130.0}
         domains = {"domains": {"sys": clock}} if name in names else {}
@@ -123,8 +118,8 @@ def test_summary_has_the_figures_of_every_design(tmp_path: Path) -> None:
     named = set(re.findall(r"``(\w+)``", listed)) - {"bitstream", "vivado"}
     luts = {name: lut for lut, name in enumerate(places)}
     assert {name: found[name]["lut"] for name in named} == {name: luts[name] for name in named}
-    assert set(places) - named == set(names) - {bitstream.PCIE_ENDPOINT}
-    assert found[bitstream.ACORN_PCIE]["vivado"] == str(devices / "acorn_pcie" / "acorn_pcie.tcl")
+    assert set(places) - named == set(names) - {designs.PCIE_ENDPOINT}
+    assert found[designs.ACORN_PCIE]["vivado"] == str(devices / "acorn_pcie" / "acorn_pcie.tcl")
     assert not [*missed_clocks(found), *oversized(found)]
 
 
@@ -160,6 +155,6 @@ def test_devices_are_built_again_for_a_commit(monkeypatch: pytest.MonkeyPatch) -
 def test_scripts_find_what_was_copied_beside_them(tmp_path: Path) -> None:
     script = tmp_path / "x.ys"
     script.write_text(f"read_verilog {tmp_path}/x.v\nread_verilog /lib/cpu/cpu.v\n")
-    bitstream.relocate(tmp_path, Path("/lib/cpu"))
-    bitstream.relocate(tmp_path)
+    designs.relocate(tmp_path, Path("/lib/cpu"))
+    designs.relocate(tmp_path)
     assert script.read_text() == "read_verilog x.v\nread_verilog cpu.v\n"

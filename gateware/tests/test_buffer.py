@@ -12,7 +12,7 @@ from litex.soc.interconnect import stream
 from migen import If, Memory, Signal
 from verilated import Bench, Registers, needs_verilator
 
-from ptat_gateware.buffer import Buffer, CrossingFIFO, LaneSerializer
+from ptat_gateware.stream.buffer import Buffer, CrossingFIFO, LaneSerializer
 from ptat_parser import wire
 
 pytestmark = needs_verilator

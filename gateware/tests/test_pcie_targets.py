@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ptat_gateware import bitstream
 from ptat_gateware.pcie.endpoint import WINDOW_BYTES
+from ptat_gateware.synthesis import designs
 from ptat_gateware.targets import acorn_pcie, screamer_pcie
 from ptat_gateware.targets.bare_pcie import BarePCIe
 
@@ -76,11 +76,11 @@ class Board:
 
 
 MAKE: dict[str, tuple[Callable[[], Any], tuple[Any, ...]]] = {
-    bitstream.ACORN_PCIE: (
+    designs.ACORN_PCIE: (
         acorn_pcie.AcornPCIe,
         ("xc7a200t-fbg484-3", 4, (256, "Megabytes"), 128),
     ),
-    bitstream.SCREAMER_PCIE: (
+    designs.SCREAMER_PCIE: (
         screamer_pcie.ScreamerPCIe,
         ("xc7a35t-csg325-2", 1, (256, "Kilobytes"), 64),
     ),
@@ -93,9 +93,9 @@ def board(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name = request.param
     directory = tmp_path_factory.mktemp(name)
     make, properties = MAKE[name]
-    soc = bitstream.generate_soc(make, name, directory)
-    bitstream.gather_sources(soc, directory)
-    bitstream.for_xilinx_pcie(soc, name, directory)
+    soc = designs.generate_soc(make, name, directory)
+    designs.gather_sources(soc, directory)
+    designs.for_xilinx_pcie(soc, name, directory)
     return Board(directory, name, soc, *properties)
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ptat_gateware.regmap import Register, markdown, registers
+from ptat_gateware.synthesis.regmap import Register, markdown, registers
 from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ, ECPIX5
 
 

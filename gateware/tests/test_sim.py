@@ -18,7 +18,7 @@ from ptat_parser.capture.chunks import Lost
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput
-from ptat_testbed.bus.snooped import SnoopedMemory
+from ptat_testbed.bus.snooped_memory import SnoopedMemory
 from ptat_testbed.suites import sim_snoop
 from ptat_testbed.suites.sim_snoop import Requests, Stall, Stream, Verdict, Wrong
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verilated import needs_verilator
 
-from ptat_gateware.buffer import CrossingFIFO
+from ptat_gateware.stream.buffer import CrossingFIFO
 from ptat_gateware.targets import ecpix5
 from ptat_parser import wire
 from ptat_parser.wire import Mark

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from litex.soc.integration.export import get_csr_json
 
-from ptat_gateware.firmware import FIRMWARE
 from ptat_gateware.layouts import ddr3_command_layout
 from ptat_gateware.sim import soc
 from ptat_gateware.sim.device import READY, Device
@@ -22,6 +21,7 @@ from ptat_gateware.sim.geometry import BANKS, BURST_BITS, COLUMN_BITS, ROW_BITS
 from ptat_gateware.sim.soc import DelayedPins
 from ptat_gateware.sim.words import BANK_SHIFT
 from ptat_gateware.soc import RANKS
+from ptat_gateware.synthesis.firmware import FIRMWARE
 from ptat_gateware.targets.ecpix5 import DDR3_800_CK_HZ
 from ptat_gateware.targets.ecpix5_soc import ECPIX5SoC
 from ptat_gateware.targets.ft601_soc import FT601SoC

@@ -25,7 +25,7 @@ PAYLOAD_BYTES_MAX = 1000
 FRAME_ALIGN_BYTES = 4  # FT601 and UART bridges move 32-bit words
 
 HEARTBEAT_TIMEOUT_MS = 5000
-"""A board whose host has been silent for so long ends the recording."""
+"""A board ends the recording if its host has been silent for this time."""
 
 WINDOWS_MAX = 4
 WINDOW_UNIT_SHIFT = 16  # windows are multiples of 64 KiB

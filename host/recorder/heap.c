@@ -3,7 +3,7 @@
  * libptat-heap.so, to be loaded by LD_PRELOAD: tells the recorder of mappings where the program's
  * larger pieces of memory come from, with the calls that led there.
  *
- *	PTAT_HEAP=BYTES:SOCKET	what is at least so large is told to the recorder at SOCKET
+ *	PTAT_HEAP=BYTES:SOCKET	report allocations of at least BYTES to the recorder at SOCKET
  *
  * Without the variable, or when nobody listens, it does nothing but pass calls on.
  */
@@ -29,7 +29,7 @@
 
 #define EARLY_BYTES 8192 /* dlsym() itself may want memory */
 
-/* Calls of ours on the stack: told() and the function that the program called. */
+/* Calls of ours on the stack: report() and the function that the program called. */
 #define OWN_FRAMES 2
 
 static struct {
@@ -119,8 +119,8 @@ __attribute__((constructor)) static void begin(void)
 }
 
 /* A program may close all files, or another may take the number: then the messages go nowhere. */
-__attribute__((noinline)) static void told(enum ptat_heap_kind kind, const void *address,
-					   size_t bytes)
+__attribute__((noinline)) static void report(enum ptat_heap_kind kind, const void *address,
+					     size_t bytes)
 {
 	struct ptat_heap_message message = {
 		.magic = PTAT_HEAP_MAGIC,
@@ -153,14 +153,14 @@ __attribute__((noinline)) static void told(enum ptat_heap_kind kind, const void 
 #define ALLOCATED(memory, bytes)                                                                   \
 	do {                                                                                       \
 		if ((memory) && (bytes) >= threshold)                                              \
-			told(PTAT_HEAP_ALLOC, (memory), (bytes));                                  \
+			report(PTAT_HEAP_ALLOC, (memory), (bytes));                                \
 	} while (0)
 
-/* A block's size is not kept: one that is large enough may have been told. */
+/* A block's size is not kept: any large one may have been reported. */
 #define FREED(memory)                                                                              \
 	do {                                                                                       \
 		if ((memory) && threshold != SIZE_MAX && malloc_usable_size(memory) >= threshold)  \
-			told(PTAT_HEAP_FREE, (memory), 0);                                         \
+			report(PTAT_HEAP_FREE, (memory), 0);                                       \
 	} while (0)
 
 void *malloc(size_t bytes)
@@ -252,7 +252,7 @@ void *mmap(void *where, size_t bytes, int prot, int flags, int fd, off_t offset)
 		find();
 	memory = real.mmap(where, bytes, prot, flags, fd, offset);
 	if (memory != MAP_FAILED && bytes >= threshold)
-		told(PTAT_HEAP_MAP, memory, bytes);
+		report(PTAT_HEAP_MAP, memory, bytes);
 	return memory;
 }
 
@@ -273,9 +273,9 @@ void *mremap(void *old, size_t old_bytes, size_t bytes, int flags, ...)
 	memory = real.mremap(old, old_bytes, bytes, flags, where);
 	if (memory != MAP_FAILED && threshold != SIZE_MAX) {
 		if (old_bytes >= threshold)
-			told(PTAT_HEAP_UNMAP, old, old_bytes);
+			report(PTAT_HEAP_UNMAP, old, old_bytes);
 		if (bytes >= threshold)
-			told(PTAT_HEAP_MAP, memory, bytes);
+			report(PTAT_HEAP_MAP, memory, bytes);
 	}
 	return memory;
 }
@@ -288,6 +288,6 @@ int munmap(void *memory, size_t bytes)
 		find();
 	error = real.munmap(memory, bytes);
 	if (!error && bytes >= threshold)
-		told(PTAT_HEAP_UNMAP, memory, bytes);
+		report(PTAT_HEAP_UNMAP, memory, bytes);
 	return error;
 }

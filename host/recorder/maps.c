@@ -31,10 +31,10 @@
 
 #define RING_BYTES   (256u << 10)
 #define SNAPSHOT_NS  100000000ull
-#define SETTLE_NS    1000000ull /* an event is in its ring so long after its time at the latest */
-#define SNAPSHOT_GAP 20		/* a snapshot may take one part in so many of the time */
+#define SETTLE_NS    1000000ull /* longest delay of an event on its way to its ring */
+#define SNAPSHOT_GAP 20		/* snapshots take at most 1/20 of the time */
 #define CLOCK_TRIES  32
-#define PROCESSES    4096 /* more are not looked at in /proc */
+#define PROCESSES    4096 /* most processes that are read from /proc */
 #define MAPS_BYTES   (4u << 20)
 
 struct process {

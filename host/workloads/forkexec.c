@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 			bad_usage();
 		}
 	}
-	/* A single operand is how a child is told that it has been executed. */
+	/* A single operand marks a child that has been executed. */
 	if (argc - optind == 1 && !strcmp(argv[optind], "leaf")) {
 		touch_own(bytes);
 		return 0;

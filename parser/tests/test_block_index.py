@@ -21,7 +21,7 @@ from ptat_parser import parse, wire
 from ptat_parser.capture import block_index, decode
 from ptat_parser.capture import reader as capture_reader
 from ptat_parser.capture.block_index import CHUNK, GROUP, HEADER
-from ptat_parser.capture.chunks import PlainChunk, Seen
+from ptat_parser.capture.chunks import ChunkContents, PlainChunk
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.checks.session import check
 from ptat_parser.errors import ParseError, PtatError
@@ -111,7 +111,7 @@ def test_with_and_without_it_results_are_the_same(
 )
 def test_a_survey_is_the_same(tmp_path_factory, records, spans_max):
     """Also of more losses than are kept apart, all of which are covered."""
-    path = tmp_path_factory.mktemp("survey") / "bus.0.raw"
+    path = tmp_path_factory.mktemp("scan") / "bus.0.raw"
     data, _ = encode([("access", 1, 0x1000, False), *records], repeat=40)
     path.write_bytes(data)
     region = Region(0x1000, 1 << 20, 16, 64, "pte")
@@ -120,10 +120,12 @@ def test_a_survey_is_the_same(tmp_path_factory, records, spans_max):
         patch.setattr(first_pass, "INTERVALS_MAX", spans_max)
         reader = BusReader(path)
         archive.pack(path, path.with_suffix(".ptb"), reader.stored_index())
-        found = [first_pass.survey(reader, region) for _ in range(2)]  # the second by the index
+        found = [
+            first_pass.scan_capture(reader, region) for _ in range(2)
+        ]  # the second by the index
         stored = BusReader(path.with_suffix(".ptb"))
         assert stored.index
-        found.append(first_pass.survey(stored, region))
+        found.append(first_pass.scan_capture(stored, region))
     one, again, other = (
         {**vars(each), "stores": [c.tolist() for c in vars(each.stores).values()]} for each in found
     )
@@ -249,7 +251,7 @@ def read_back(small: Path, path: Path, index: bytes) -> None:
     archive.pack(small / "bus.0.raw", path, index)
     reader = BusReader(path)
     assert reader.index
-    list(reader.index.seen())
+    list(reader.index.contents())
 
 
 @settings(max_examples=150)
@@ -324,7 +326,7 @@ def test_stores_of_a_part(tmp_path, stored):
     machine.bus[at] = machine.bus[at][0], None, 1
     path = machine.write(tmp_path / "s")
     chunks = list(BusReader(path / "bus.0.raw").chunks())
-    there = [Seen.of(chunk.decoded()) for chunk in BusReader(path / "bus.0.raw").chunks()]
+    there = [ChunkContents.of(chunk.decoded()) for chunk in BusReader(path / "bus.0.raw").chunks()]
     assert any(isinstance(chunk, PlainChunk) for chunk in chunks)
     if stored:
         archived(path)
@@ -332,7 +334,7 @@ def test_stores_of_a_part(tmp_path, stored):
     else:
         reader = BusReader(path / "bus.0.raw")
         assert reader.stores() is None
-        for _ in reader.seen():
+        for _ in reader.contents():
             pass
     good = [not chunk.lost for chunk in chunks]
     choose = random.Random(2)
@@ -344,7 +346,9 @@ def test_stores_of_a_part(tmp_path, stored):
         assert (found is not None) == all(good[first:end])
         if found:
             compared += 1
-            for one, other in zip(found, Seen.joined(there[first:end]).stores, strict=True):
+            for one, other in zip(
+                found, ChunkContents.joined(there[first:end]).stores, strict=True
+            ):
                 np.testing.assert_array_equal(one, other)
     assert 20 < compared < 200
 
@@ -378,7 +382,7 @@ def test_groups_are_bounded(tmp_path, monkeypatch):
     raw.write_bytes(data)
     archive.pack(raw, stored, BusReader(raw).stored_index())
     index = BusReader(stored).index
-    groups = [seen.stores[0].size + len(seen.lost) for seen in index.seen()]
+    groups = [contents.stores[0].size + len(contents.lost) for contents in index.contents()]
     assert sum(groups) == 40_000
     assert max(groups) < 3000 + 3 * wire.BLOCK_WORDS
     monkeypatch.setattr(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptat_parser import wire
-from ptat_parser.capture.chunks import Chunk, Seen
+from ptat_parser.capture.chunks import Chunk, ChunkContents
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter, seal
 from ptat_parser.errors import BadInput, ParseError
@@ -179,13 +179,13 @@ def test_who_has_an_index_reads_the_same(tmp_path_factory, kinds, chunk_blocks, 
     reader = BusReader(path, salvage=True)
     reader.chunk_blocks = chunk_blocks
     whole = [chunk.decoded() for chunk in reader.chunks()]
-    seen = list(reader.seen())
+    contents = list(reader.contents())
     assert reader.index
     assert told([chunk.decoded() for chunk in reader.chunks()]) == told(whole)
-    again = list(reader.seen())
+    again = list(reader.contents())
     if reader.index.chunks["missing"][-1:].any():  # which no chunk has
-        assert seen.pop().lost
-    assert told_of(Seen.joined(seen)) == told_of(Seen.joined(again))
+        assert contents.pop().lost
+    assert told_of(ChunkContents.joined(contents)) == told_of(ChunkContents.joined(again))
     first = min(first, reader.blocks // chunk_blocks)
     part = reader.part(first * chunk_blocks, reader.blocks)
     assert told(list(part)) == told(whole[first:])
@@ -194,9 +194,14 @@ def test_who_has_an_index_reads_the_same(tmp_path_factory, kinds, chunk_blocks, 
             np.testing.assert_array_equal(column, expected)
 
 
-def told_of(seen: Seen) -> list:
+def told_of(contents: ChunkContents) -> list:
     """What is in chunks besides reads."""
-    return [*seen[:3], *(column.tolist() for column in seen.stores), list(seen.lost), seen.marks]
+    return [
+        *contents[:3],
+        *(column.tolist() for column in contents.stores),
+        list(contents.lost),
+        contents.marks,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +214,7 @@ def test_stores_are_told_where_nothing_is_missing(tmp_path, last, cut_bytes, all
     os.truncate(path, path.stat().st_size - cut_bytes)
     reader = BusReader(path, salvage=True)
     reader.chunk_blocks = 1
-    there, *_ = [seen.stores for seen in reader.seen()]
+    there, *_ = [contents.stores for contents in reader.contents()]
     assert (reader.stores() is not None) == all_there
     before = reader.part(0, 1).stores()
     assert before

@@ -14,7 +14,7 @@ from ptat_parser.kernel import log as kernel_log
 from ptat_parser.order import entry_pairs
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.entry_pairs import EntryPairs
-from ptat_parser.order.first_pass import survey
+from ptat_parser.order.first_pass import scan_capture
 
 
 def found_in(path, error_ticks: int = 0):
@@ -22,7 +22,7 @@ def found_in(path, error_ticks: int = 0):
     session = Session(path)
     log = kernel_log.read_kernel_log(session.kernel_path)
     stores = EntryPairs(session, log)
-    survey(open_bus(session), session.region, entry_stores=stores)
+    scan_capture(open_bus(session), session.region, entry_stores=stores)
     ratio = synthetic.TSC_HZ / synthetic.TICK_HZ
     fitted = Clock(0, synthetic.TSC_START, ratio, synthetic.TSC_HZ, 0, 0, 1)
     wrong = Clock(error_ticks, synthetic.TSC_START, ratio, synthetic.TSC_HZ, 0, 0, 1)

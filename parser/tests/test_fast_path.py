@@ -24,7 +24,7 @@ from ptat_parser.replay.page_tables import (
     WITH_LEAVES,
     WRITTEN,
     Rpt,
-    first_quick,
+    first_fast,
 )
 from ptat_parser.replay.state import CURSORS, EMPTY_ROOM, ROOM, Config
 
@@ -46,7 +46,7 @@ def count(
     states[ENTRIES:], pendings[ENTRIES:] = state, pending
     rpt.epoch_ticks = epoch
     rpt.tables = rpt.tables._replace(
-        quick_slot=np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32),
+        fast_slot=np.array([NO_SLOT, ENTRIES, NO_SLOT], np.uint32),
         range_of_frame=np.array([-1, 0], np.int32),
         parent=np.array([NO_PARENT, parent]),
         watched=np.array([watched], np.int32),
@@ -85,10 +85,10 @@ def read(entry, delta=1):
 def test_whether_pmd_entries_are_among_the_slots():
     slots = np.zeros(2, np.uint32)
     rpt = Rpt(BASE * 8, PAGES * 4096)
-    quick_slot = np.array([ENTRIES | OF_PMDS, 2 * ENTRIES, NO_SLOT], np.uint32)
+    fast_slot = np.array([ENTRIES | OF_PMDS, 2 * ENTRIES, NO_SLOT], np.uint32)
     config = Config(base=np.uint64(BASE * 8), size=np.uint64(PAGES * 4096))
     memory = ROOM.memory()
-    tables = rpt.tables._replace(quick_slot=quick_slot)
+    tables = rpt.tables._replace(fast_slot=fast_slot)
     ROOM.put(memory, EMPTY_ROOM._replace(t=tables, config=config, slots=slots))
 
     def found(*entries):
@@ -116,7 +116,7 @@ def test_whether_pmd_entries_are_among_the_slots():
     ],
 )
 def test_the_first_slot_of_a_table(frame, level, parent, first):
-    assert first_quick(frame, level, parent) == first
+    assert first_fast(frame, level, parent) == first
 
 
 @pytest.mark.parametrize("before", [1, COUNTED_MAX - 2, COUNTED_MAX - 1, COUNTED_MAX])

@@ -242,7 +242,7 @@ def test_what_no_kernel_logs(log, tmp_path, name, fields, message):
         with raises:
             log(page(record(event + bytes(-len(event) % 4))), read_events=1)
         with raises:
-            kernel_log.LogTail(tmp_path / "session" / "kernel").read()
+            kernel_log.GrowingLog(tmp_path / "session" / "kernel").read()
 
 
 def test_empty_log(log):

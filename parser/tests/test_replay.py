@@ -16,7 +16,7 @@ from ptat_parser.kernel import log as kernel_log
 from ptat_parser.kernel import ring_buffer, tracepoints
 from ptat_parser.kernel.tracepoints import TableEvent
 from ptat_parser.order import clock, markers
-from ptat_parser.order.first_pass import survey
+from ptat_parser.order.first_pass import scan_capture
 from ptat_parser.replay import replayer, timed_events
 from ptat_parser.replay import state as replay_state
 from ptat_parser.replay.page_faults import HOLD_S, LAGS_LEARNT, PATIENCE_S
@@ -32,7 +32,7 @@ def ready(path, chunk_blocks: int = 64, faults: bool = True, entries: bool = Fal
     log = kernel_log.read_kernel_log(session.kernel_path)
     reader = BusReader(session.bus_path)
     reader.chunk_blocks = chunk_blocks
-    found = survey(reader, session.region)
+    found = scan_capture(reader, session.region)
     placement = markers.place(log.tables, found.stores, session.region.marker_slots, 2.6)
     fitted = clock.fit(
         found.stores.time_ticks[placement.store],

@@ -33,7 +33,7 @@ from ptat_studies.fs.sweep import Cell, Figures, Plan, Runner, Sweep
 from ptat_studies.fs.systems import FileSystem
 
 ANY_ONE_IN = 4
-"""One cell in so many is any of those that are left, not a neighbour of a bad one."""
+"""One cell in this many is drawn from all that are left, not from the neighbours of a bad one."""
 FUNCTIONS_SHOWN = 3
 
 

@@ -2,7 +2,7 @@
 /*
  * A board without hardware: the firmware's own logic, a capture stream that was
  * recorded earlier, and a link. It streams all of the file at each START,
- * however soon it is told to stop.
+ * however soon it has to stop.
  */
 #ifndef PTAT_PRETEND_BOARD_H
 #define PTAT_PRETEND_BOARD_H
@@ -25,13 +25,13 @@ struct faults {
 	size_t damage;		   /* this block has a wrong bit */
 	size_t drop;		   /* this block is not sent */
 	size_t twice;		   /* this block is sent twice */
-	size_t lie;		   /* it says that it has sent so many blocks more */
-	size_t slow_us;		   /* it waits so long between blocks */
+	size_t lie;		   /* number of blocks by which it overstates what it sent */
+	size_t slow_us;		   /* pause between blocks */
 	size_t wire;		   /* the version of the stream that it says it sends */
 	size_t channels;	   /* how many it says it has */
 	bool is_short;		   /* USB: all transfers end early, and blocks are cut */
-	size_t lose, repeat, swap; /* UDP: so many in 1,000 datagrams */
-	size_t tail;		   /* UDP: the last datagram is lost so many times */
+	size_t lose, repeat, swap; /* UDP: per 1,000 datagrams */
+	size_t tail;		   /* UDP: how often the last datagram is lost */
 	bool any_per_block;	   /* blocks must be sent one by one */
 };
 

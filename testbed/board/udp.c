@@ -42,7 +42,7 @@ struct stream {
 	size_t chunks, sent, acked, window;
 	uint32_t progress_ms; /* when something new was last acknowledged */
 	uint32_t filled_ms;
-	size_t tail; /* of the last datagram so many are yet to be lost */
+	size_t tail; /* how often the last datagram is yet to be lost */
 	bool idle;
 };
 

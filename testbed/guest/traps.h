@@ -13,7 +13,8 @@ struct traps;
  * that is -1, the records are forgotten. NULL with errno if that fails, or if a thread of this
  * process cannot be started.
  *
- * broken: called once, by that thread, if records can't be written; what is traced goes on untraced
+ * broken: called once, by that thread, if records can't be written; traced processes continue
+ * untraced
  */
 struct traps *traps_begin(int directory, void (*broken)(const char *file));
 

@@ -27,7 +27,7 @@ enum mode { MODE_USER, MODE_KERNEL, MODES };
 
 struct counters {
 	struct address_space *spaces; /* walks for user addresses */
-	struct walks mode[MODES];     /* walks for any address, by who took them */
+	struct walks mode[MODES];     /* walks for any address, by the mode that took them */
 	uint64_t walker_leaf_reads;
 	uint64_t walker_pmd_reads;
 	uint64_t cpu_loads;
@@ -46,7 +46,7 @@ int counters_write(const struct counters *counters, const char *model, uint64_t 
 		   uint64_t truth_lost, const char *path);
 
 /*
- * Adds a line to snapshots.jsonl (docs/formats.md), for who reads it while the guest runs. 0, or
+ * Adds a line to snapshots.jsonl (docs/formats.md), for readers while the guest runs. 0, or
  * -1 after a message on stderr. @instructions: executed so far.
  */
 int counters_snapshot(const struct counters *counters, uint64_t label, uint64_t time_ns,

@@ -158,7 +158,7 @@ static void on_kernel_fetch(unsigned cpu_index, void *argument)
 	fetch(&vcpus[cpu_index], va);
 }
 
-/* For code that goes on to the next page, or lies in no RAM. */
+/* For code that crosses into the next page, or lies in no RAM. */
 static void on_fetch_bytes(unsigned cpu_index, void *argument)
 {
 	struct vcpu *vcpu = &vcpus[cpu_index];

@@ -86,7 +86,7 @@ void tlb_set_pcid(struct tlb *tlb, unsigned pcid);
 
 /*
  * Key of the translation of @va with all rights @need (KEY_STORE, KEY_EXEC or 0), now the most
- * recently used one; 0: the walker has to be asked. A translation without the rights is dropped,
+ * recently used one; 0: a walk is needed. A translation without the rights is dropped,
  * as CPUs walk again before they report a violation.
  */
 uint64_t tlb_lookup(struct tlb *tlb, enum tlb_side side, uint64_t va, uint64_t need);

@@ -48,7 +48,7 @@ class BlockRAMPorts(LiteXModule):
             write.we.eq(self.write.wdata.valid & commands.source.valid),
         ]
 
-        # A reader takes what it has asked for.
+        # A reader takes what it has requested.
         self.comb += [
             self.read.cmd.ready.eq(1),
             read.adr.eq(self.read.cmd.addr),

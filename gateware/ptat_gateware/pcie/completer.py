@@ -273,7 +273,7 @@ class RegionServer(LiteXModule):
     """Hands over the record of each access, then the access to the memory, in their order.
 
     A write has a record for each 8 bytes of which it stores some, a read has one for its first 8
-    bytes; what touches no byte has none. While ``record`` is not accepted, nothing goes on.
+    bytes; what touches no byte has none. While ``record`` is not accepted, the completer stalls.
     """
 
     def __init__(self) -> None:

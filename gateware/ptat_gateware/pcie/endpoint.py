@@ -24,12 +24,12 @@ from litex.soc.interconnect.csr import CSRStatus
 from litex.soc.interconnect.packet import Arbiter
 from migen import ClockDomainsRenamer, If, Mux, Signal
 
-from ptat_gateware.buffer import Buffer
 from ptat_gateware.link.pcie import RingLink
 from ptat_gateware.pcie.completer import QUEUE_DEPTH, Completer
 from ptat_gateware.pcie.decoder import AccessDecoder
 from ptat_gateware.pcie.memory import RegionMemory
 from ptat_gateware.snooper import Snooper
+from ptat_gateware.stream.buffer import Buffer
 
 WINDOW_BYTES = 64 * 1024  # as LiteX's CSR region
 BUFFER_WORDS = 1024  # a block: the deep buffer is the host's ring

@@ -55,7 +55,7 @@ class SimulatorError(Exception):
 
 
 def simulator(channels: int, ranks: int) -> Path:
-    """Directory with ``harness`` and ``csr.json`` of a machine with so many channels and ranks.
+    """Directory with ``harness`` and ``csr.json`` of a machine with this geometry.
 
     :raises SimulatorError: a tool is missing or fails.
     """

@@ -119,7 +119,7 @@ class Simulation:
         self._script.append(f"run {clocks}")
 
     def drain(self, clocks: int) -> None:
-        """Run until the links have been silent for so many clocks."""
+        """Run until the links have been silent for `clocks`."""
         self._script.append(f"drain {clocks}")
 
     def execute(self, bus_paths: list[Path]) -> Result:
@@ -140,13 +140,13 @@ class Simulation:
             if done.returncode:
                 raise SimulatorError(done.stderr.strip() or f"harness: exit {done.returncode}")
             columns = np.fromfile(Path(work) / "columns", "<u8")
-        told = json.loads(done.stdout)
+        output = json.loads(done.stdout)
         bank_mask = (1 << COLUMN_CHANNEL_SHIFT - COLUMN_BANK_SHIFT) - 1
         return Result(
-            told["cycles"],
+            output["cycles"],
             begun_s,
             ended_s,
-            self._values(told["reads"]),
+            self._values(output["reads"]),
             columns & np.uint64((1 << COLUMN_BANK_SHIFT) - 1),
             (columns >> np.uint64(COLUMN_CHANNEL_SHIFT)).astype(np.uint8),
             (columns >> np.uint64(COLUMN_BANK_SHIFT) & np.uint64(bank_mask)).astype(np.uint8),

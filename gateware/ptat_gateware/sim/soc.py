@@ -30,7 +30,6 @@ from litex.build.sim import SimPlatform
 from migen import Cat, ClockDomainsRenamer, If, Mux, Signal
 
 import ptat_gateware
-from ptat_gateware import firmware
 from ptat_gateware.cache import cached, digest
 from ptat_gateware.layouts import ddr3_command_layout
 from ptat_gateware.link.udp import UDP_PORT
@@ -39,6 +38,7 @@ from ptat_gateware.sim.geometry import DRAM_CLOCK_HZ
 from ptat_gateware.sim.top import Clocks, Controller, clock_io, controller_io
 from ptat_gateware.snoop.capture import Capture
 from ptat_gateware.soc import RANKS, CaptureSoC, Identity
+from ptat_gateware.synthesis import firmware
 from ptat_parser import wire
 
 SYS_CLOCK_HZ = 100_000_000

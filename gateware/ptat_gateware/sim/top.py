@@ -34,7 +34,6 @@ from litex.soc.integration.soc_core import SoCMini
 from litex.soc.interconnect import wishbone
 from migen import Cat, ClockDomain, ClockDomainsRenamer, If, Record, Signal
 
-from ptat_gateware.buffer import Buffer
 from ptat_gateware.layouts import ddr3_command_layout
 from ptat_gateware.sim.geometry import (
     BANK_BITS,
@@ -46,6 +45,7 @@ from ptat_gateware.sim.geometry import (
 from ptat_gateware.sim.verilog import on_both_edges, with_contents
 from ptat_gateware.snoop.ddr3 import DDR3Decoder
 from ptat_gateware.snooper import Snooper
+from ptat_gateware.stream.buffer import Buffer
 
 REQUEST_BITS = 32
 ADVANCE_BITS = 32

@@ -963,7 +963,7 @@ class CommandDecoder(LiteXModule):
 
     def _show_counts(self) -> None:
         # A write to `select` asks for its count, by a level that changes; the answer is given with
-        # the same level and stands still. Another write meanwhile is another question, asked then.
+        # the same level and stands still. Another write meanwhile starts another query then.
         select, asking = self._count_select, Signal(reset=1)
         question, question_here, answer, answer_there = (Signal() for _ in range(4))
         answered = question == answer_there

@@ -21,7 +21,7 @@ from migen.genlib.fsm import FSM, NextState
 
 from ptat_gateware.filter import SAMPLE_BITS
 from ptat_gateware.layouts import WORD_BITS, Illegal, access_layout
-from ptat_gateware.stamp import SYNC_NUMBER_BITS
+from ptat_gateware.stream.stamp import SYNC_NUMBER_BITS
 from ptat_parser import wire
 
 # Kinds of decode errors: those of the decoder, and accesses without an address mapping.
@@ -34,7 +34,7 @@ class ElapsedTime(LiteXModule):
     """Counts the ticks from the last word to phase 0 of this clock.
 
     The count stops when its top bit is set. Then a TIME word is ``due``, and from the next clock on
-    (``stale``) nothing else can be told. So a delta is at most half of what a record can hold, and
+    (``stale``) nothing else is known. So a delta is at most half of what a record can hold, and
     some ticks. Whether there was a word is known late: both outcomes are kept for the next clock.
     """
 

@@ -61,7 +61,7 @@ class CRG(LiteXModule):
 
 
 class AcornPCIe(SoCCore):
-    """The endpoint with the board's DRAM behind it. `ptat_gateware.firmware` fills the ROM."""
+    """The endpoint with the board's DRAM behind it. `synthesis.firmware` fills the ROM."""
 
     csr_map = CSR_MAP
 

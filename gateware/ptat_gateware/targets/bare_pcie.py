@@ -19,11 +19,11 @@ from litex.soc.interconnect import stream
 from litex.soc.interconnect.csr import GenericBank
 from migen import Cat, ClockDomain, ClockDomainsRenamer, If, Signal, log2_int
 
-from ptat_gateware.buffer import Buffer
 from ptat_gateware.pcie.completer import Completer
 from ptat_gateware.pcie.decoder import AccessDecoder
 from ptat_gateware.pcie.endpoint import BUFFER_WORDS, FIFO_DEPTH, WINDOW_BYTES, PCIeEndpoint
 from ptat_gateware.snooper import Snooper
+from ptat_gateware.stream.buffer import Buffer
 
 DATA_WIDTH = 128
 BAR_BYTES = 256 * 1024 * 1024

@@ -111,7 +111,7 @@ class ECPIX5SoC(CaptureSoC):
         )
         self.add_udp(self.ethphy, MAC_ADDRESS, IP_ADDRESS)
         platform.add_period_constraint(self.ethphy.crg.cd_eth_rx.clk, 1e9 / ETHERNET_HZ)
-        # Else Yosys drops the names by which `ptat_gateware.bitstream` finds the clocks.
+        # Else Yosys drops the names by which `ptat_gateware.synthesis.bitstream` finds the clocks.
         for domain in (self.crg.cd_sys, self.ethphy.crg.cd_eth_rx):
             domain.clk.attr.add("keep")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What host and boards agree on.
+"""The interface between the host and boards.
 
 A board is a class registered as an entry point of the group ``ptat.boards``; it is made without
 arguments, or with the address that follows its name (``usb:A7``), and must not touch the machine
@@ -22,7 +22,7 @@ Levels = Literal["pte", "pte+pmd"]
 
 
 class BoardError(PtatError):
-    """The board or its machine cannot do what was asked: nothing was recorded."""
+    """The board or its machine cannot do what the request needs: nothing was recorded."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Option:
 
     help: str
     default: str | None
-    """What the board does without the option, as the user would write it; None: see `help`."""
+    """The default, as the user would write it; None: see `help`."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Check:
 
     name: str
     ok: bool | None
-    """None: could not be found out, or is not needed here."""
+    """None: unknown, or not needed here."""
     detail: str
     hint: str | None = None
-    """What to do about it, where `ok` is False."""
+    """What to do if `ok` is False."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RecordRequest:
     markers: Literal["store", "load"] | None = None
     """How events are marked in the region; None: as the board's bus needs it."""
     granularity_bytes: int | None = None
-    """How much of an address the bus shows (8, 32 or 64); None: the board's own."""
+    """Bytes that one address on the bus covers (8, 32 or 64); None: the board's own."""
     entries: bool = False
     """Log each 4 KiB entry that the kernel sets or clears."""
     faults: bool = True
@@ -69,14 +69,14 @@ class RecordRequest:
     maps: bool = True
     """Record what is mapped where."""
     heap_bytes: int | None = None
-    """With `maps`: record where the command asked for memory, pieces of at least that size."""
+    """With `maps`: record where the command allocates memory of at least that size."""
     region_bytes: int | None = None
     """Memory for the hardware's copy of the page tables; None: the board's default."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The board's own options that the user set, by the names in `Board.options`, unparsed."""
     describe: Callable[[dict[str, Any]], None] = lambda metadata: None
-    """To be called with `RecordResult.metadata` as far as it is known when the capture begins, so
-    that a recording which is killed leaves a session that can be read."""
+    """Called with the known part of `RecordResult.metadata` when the capture begins, so that a
+    killed recording leaves a readable session."""
 
 
 @dataclass
@@ -84,17 +84,17 @@ class RecordResult:
     """How a recording ended. An incomplete one still describes all that was captured."""
 
     exit_status: int | None
-    """The command's, as a shell shows it (128 + N after signal N); None: it is not known."""
+    """The command's exit status, as a shell shows it (128 + N after signal N); None: unknown."""
     complete: bool
     reason: str | None = None
-    """Why it is not complete."""
+    """Why the recording is incomplete."""
     interrupted: bool = False
     """The user stopped it."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The keys `board` (without `name`), `region`, `kernel` and `cpu` of session.json, and `traps`
-    where misses trap."""
+    in trap mode."""
     lost: str | None = None
-    """What is known to have been lost on the way from the bus to the file."""
+    """Known losses on the way from the bus to the file."""
 
 
 class Board(Protocol):
@@ -109,7 +109,7 @@ class Board(Protocol):
         """Options beyond those of `RecordRequest`; the command line refuses all others."""
 
     def check(self) -> list[Check]:
-        """Look at all that a recording needs, changing and building nothing."""
+        """Check everything that a recording needs, without changing or building anything."""
 
     def record(self, request: RecordRequest) -> RecordResult:
         """Run the command and fill the session directory with everything but session.json.
@@ -126,9 +126,9 @@ class ObserveRequest:
     """Known reads of memory; see `ptat_host.calibration.known_reads.chosen`."""
 
     addresses: int
-    """How many different ones."""
+    """Number of different addresses."""
     reads: int | None = None
-    """How often each is read; None: as often as this board needs."""
+    """Reads of each address; None: as many as this board needs."""
     seed: int = 1
     options: Mapping[str, str] = field(default_factory=dict)
     """As in `RecordRequest`."""
@@ -136,22 +136,22 @@ class ObserveRequest:
 
 @runtime_checkable
 class CalibratingBoard(Board, Protocol):
-    """A board that sees DRAM coordinates, and makes addresses of them by a mapping."""
+    """A board that observes DRAM coordinates, and maps them to addresses."""
 
     def observe(self, request: ObserveRequest) -> Observed:
-        """Read addresses of the region, and tell where the board saw them.
+        """Read addresses of the region, and return the coordinates that the board observed.
 
         :raises PtatError: the machine or the board cannot do that.
         """
 
     def load(self, mapping: Path) -> list[str]:
-        """Program the mapping of that file; return the names of the boards that keep it."""
+        """Program the mapping in a file; return the names of the boards that keep it."""
 
 
 @runtime_checkable
 class ReplayingBoard(Board, Protocol):
-    """A board that runs no command of the user's."""
+    """A board that runs no command."""
 
     @property
     def argv(self) -> list[str]:
-        """The command that was recorded when it was."""
+        """The command of the original recording."""

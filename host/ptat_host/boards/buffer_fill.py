@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""How full buffers are while a recording goes on: ``buffers.json``, gone when it has ended."""
+"""Fill levels of buffers during a recording: ``buffers.json``, which is removed at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fill:
 
 
 class Reporter:
-    """Writes the file once in a while; a context manager, at whose end it is gone."""
+    """Writes the file periodically; a context manager, which removes it on exit."""
 
     def __init__(self, session: Path, fills: Callable[[], Sequence[Fill]]) -> None:
         """`fills`: how full the buffers are now."""

@@ -56,7 +56,7 @@ class FileBoard:
     def record(self, request: RecordRequest) -> RecordResult:
         """Copy the session; see `Board.record`. Runs nothing."""
         from ptat_parser.formats import (
-            archive,  # numba: who records with another board does without
+            archive,  # imports numba, which other boards do not need
         )
 
         if request.heap_bytes is not None:

@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 GRANULARITIES_BYTES = (8, 16, 32, 64)
 STREAM_CHANNEL = 0
-"""The channel in a board's blocks: it does not know which one of the machine's it is on."""
+"""The channel number in a board's blocks; a board does not know its channel of the machine."""
 UNLIKE_HINT = (
     "gear-down, CAL, another kind of DRAM than the gateware's, ranks encoded in chip selects, or"
     " misaligned pins: see docs/hardware.md"
 )
 ILLEGAL_MAX = 0.01
-"""Part of the bus's commands that may be illegal; a misread one in a million would be bad."""
+"""Share of the bus's commands that may be illegal; even one misread in a million would be bad."""
 ILLEGAL_MIN = 20
-"""So few prove nothing: the first commands after START may be some."""
+"""Fewer illegal commands prove nothing: the first ones after START may be illegal."""
 READS = 200
-"""Of each address, in `observe`: enough to stand out of what else goes on for a millisecond."""
+"""Reads of each address in `observe`: enough to stand out from a millisecond of other traffic."""
 
 
 def module_checks() -> list[Check]:
-    """The memory modules of this machine: can their buses be decoded?"""
+    """Whether the buses of this machine's memory modules can be decoded."""
     found = []
     for path in spd.installed():
         name = f"module {path.parent.name}"
@@ -67,7 +67,7 @@ def module_checks() -> list[Check]:
 
 
 def distrust(health: Health) -> str | None:
-    """Why nothing that a board saw of the whole bus should be believed; None: it may be."""
+    """Why the board's observations of the bus cannot be trusted; None: they can."""
     illegal = sum(health.illegal)
     if illegal <= ILLEGAL_MIN or illegal <= ILLEGAL_MAX * (illegal + health.matched):
         return None
@@ -78,7 +78,7 @@ def distrust(health: Health) -> str | None:
 
 
 class HardwareBoard(ABC):
-    """What boards on any link have in common. Address: what follows ``KIND:``."""
+    """Common parts of boards on any link. Their address follows ``KIND:``."""
 
     kind: str
     """The name of its entry point."""
@@ -123,7 +123,7 @@ class HardwareBoard(ABC):
         return Client(self.open(self._address))
 
     def check(self) -> list[Check]:
-        """The boards that are there, and whether this machine can be traced."""
+        """The boards that are connected, and whether this machine can be traced."""
         try:
             addresses = [self._address] if self._address else self.discover()
         except BoardError as error:
@@ -186,12 +186,12 @@ class Tap:
         return f"bus.{self.channel}.raw"
 
     def quiet(self) -> None:
-        """End what a ptat that was killed had begun."""
+        """End the recording of a ptat that was killed."""
         self.client.stop()
         self.stale_bytes = self.client.link.drain()
 
     def choose(self, window: tuple[int, int, Window], program: Program | None) -> None:
-        """Say what to record, and by which mapping."""
+        """Program the windows and the mapping."""
         if program is not None:
             self.program(program)
         self.client.set_windows([window])
@@ -214,7 +214,7 @@ class Tap:
         self.client.tries = TRIES_RECORDING
 
     def fill(self) -> Fill | None:
-        """How full its buffer is; None: it does not say."""
+        """Fill level of its buffer; None: the board does not report it."""
         try:
             health = self.client.health()
         except BoardError:
@@ -231,7 +231,7 @@ class Tap:
         return self.capture.failure if self.capture else None
 
     def stop(self) -> None:
-        """End the recording; whatever happened, what the board has is taken."""
+        """End the recording, and fetch what the board holds even after an error."""
         if self.capture is None:
             return
         self.failure = self.capture.failure
@@ -251,7 +251,7 @@ class Tap:
         self.failure = self.failure or self.capture.failure
 
     def tidy(self, directory: Path) -> None:
-        """Make the file one of whole blocks."""
+        """Reduce the file to whole blocks."""
         self.report = stream.tidy(
             directory / self.file, STREAM_CHANNEL, sent_blocks=self.sent_blocks
         )
@@ -291,7 +291,7 @@ class Tap:
 class BoardSet:
     """One or several boards, one on each channel of this machine's memory.
 
-    The clocks of several are aligned by the parser, from pulses that all of them get.
+    The parser aligns the clocks of several boards by pulses that all of them receive.
     """
 
     options = HardwareBoard.options
@@ -311,7 +311,7 @@ class BoardSet:
 
     @contextlib.contextmanager
     def _taps(self) -> Iterator[list[Tap]]:
-        """The boards, opened, and recording for nobody."""
+        """The open boards, with earlier recordings ended."""
         with contextlib.ExitStack() as opened:
             taps = []
             for channel, board in enumerate(self._boards):
@@ -424,7 +424,7 @@ class BoardSet:
 def _behind(
     request: RecordRequest, granularity_bytes: int
 ) -> tuple[RecordRequest, dict[str, Any] | None]:
-    """What to record on a bus behind a memory controller, and its contract; None: it is not one.
+    """The request for a bus behind a memory controller, and its contract; None for other buses.
 
     :raises BoardError: the board or other options cannot do that.
     """
@@ -448,7 +448,7 @@ def _behind(
 def _programs(
     mapping: str | None, base: int, size_bytes: int, channels: int
 ) -> Sequence[Program | None]:
-    """What to program the boards with; None: nothing."""
+    """Mappings to program into the boards; None: nothing."""
     if mapping is None:
         return [None] * channels
     from ptat_host.calibration import saved_mapping as files
@@ -475,7 +475,7 @@ def _check_together(taps: Sequence[Tap]) -> None:
 
 
 def _channel(tap: Tap) -> dict[str, Any]:
-    """An entry of `board.channels` in session.json, as far as it is known at the start."""
+    """The part of an entry of `board.channels` in session.json that is known at the start."""
     identity = tap.identity
     return {
         "index": tap.channel,
@@ -499,7 +499,7 @@ def _capture(
     request: RecordRequest,
     metadata: dict[str, Any],
 ) -> RecordResult:
-    """Record, take the rest of the streams, and say what became of them."""
+    """Record, fetch the rest of the streams, and describe the result."""
 
     def fills() -> list[Fill]:
         found = [*(tap.fill() for tap in taps), *machine.fills()]
@@ -548,7 +548,7 @@ def _capture(
 
 
 def _discard(session_dir: Path) -> None:
-    """Nothing was recorded: leave the directory as it was."""
+    """Restore the directory after a recording that captured nothing."""
     shutil.rmtree(session_dir / "kernel", ignore_errors=True)
     for file in session_dir.glob("bus.*.raw"):
         file.unlink()

@@ -66,7 +66,7 @@ class RingCapture:
         self._failure: str | None = None
         self._finished = False
         self._writable = True
-        self.told: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         """What the board has counted."""
         self._stop = os.eventfd(0)
         self._thread: threading.Thread | None = None
@@ -78,13 +78,13 @@ class RingCapture:
 
     @property
     def failure(self) -> str | None:
-        """See `Capture`; told at the end only, as the program goes on without the board."""
+        """See `Capture`; reported at the end: the program continues without the board."""
         return self._failure if self._finished else None
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the board has counted, as far as it could be asked."""
-        return self.told
+        """The board's counters, if it could be queried."""
+        return self.counts
 
     @property
     def taken(self) -> int:
@@ -244,7 +244,7 @@ class PcieLink(Link):
             return Status.NOT_YET
         counters = self._device.counters()
         counts = counters.counts
-        self._capture.told = {
+        self._capture.counts = {
             "held_clocks": counts[HELD_COUNT],
             "overdue_accesses": counts[OVERDUE_COUNT],
             "partial_accesses": counts[PARTIAL_COUNT],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The programs in host/recorder: what is mapped where, and where memory was asked for."""
+"""The programs in host/recorder: they record mappings and allocations."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ class Recording:
 
 
 def _of(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None  # it was asked for
+    assert stream is not None  # stdout is a pipe
     return stream

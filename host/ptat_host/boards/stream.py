@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""A captured stream as it came from a link, made into whole blocks in order.
+"""Turns the stream that arrived from a link into whole blocks in order.
 
-A link that stalls or is reset can leave cut blocks, blocks twice, and bytes of something else in
-the file. The parser would refuse it, so they are taken out and counted, in the file itself: a
-disk that the capture filled has no room for a second one.
+A link that stalls or is reset can leave truncated blocks, duplicate blocks and foreign bytes in the
+file, which the parser would refuse. They are removed and counted. The file is repaired in place,
+because a disk that the capture filled has no room for a second one.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ptat_parser import wire
 _SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
 _CRC_MASK = (1 << wire.CHECK_CRC_BITS) - 1
 _CHECK_VARIABLE = _CRC_MASK | ((1 << wire.CHECK_COUNT_BITS) - 1) << wire.CHECK_COUNT_SHIFT
-"""Bits of a check word that are not the same in all."""
+"""Bits of a check word that differ between blocks."""
 
 
 @dataclass
 class StreamReport:
-    """What was found in a file of blocks."""
+    """What a file of blocks contained."""
 
     blocks: int = 0
-    """Good ones, now in the file."""
+    """Good blocks, which remain in the file."""
     missing_inside: int = 0
-    """Sequence numbers that are not there, between those that are."""
+    """Missing sequence numbers between good blocks."""
     missing_at_end: int = 0
-    """Of the blocks that the board says it has sent, those after the last good one."""
+    """Blocks after the last good one, of those that the board reports as sent."""
     duplicate_blocks: int = 0
     other_bytes: int = 0
-    """Of no whole block."""
+    """Bytes outside of whole blocks."""
 
     @property
     def missing(self) -> int:
@@ -49,12 +49,12 @@ class StreamReport:
 
 
 def tidy(path: Path, channel: int = 0, sent_blocks: int | None = None) -> StreamReport:
-    """Keep the good blocks of `channel` in the file, each once and in order, and nothing else.
+    """Reduce the file to the good blocks of `channel`, each once and in order.
 
-    A block that arrives after one with a higher sequence number counts as a duplicate. Where all
-    is well nothing is written, and only the blocks' headers are read.
+    A block that arrives after one with a higher sequence number counts as a duplicate. If the file
+    is intact, nothing is written, and only the blocks' headers are read.
 
-    :param sent_blocks: how many the board says it has sent; None: not known.
+    :param sent_blocks: number of blocks that the board reports as sent; None: unknown.
     """
     report = StreamReport()
     size_bytes = path.stat().st_size

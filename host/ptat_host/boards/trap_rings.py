@@ -141,7 +141,7 @@ class Rings:
         self._thread.join()
 
     def close(self) -> None:
-        """Give the device back: what is still traced goes on untraced."""
+        """Give the device back: processes that are still traced continue untraced."""
         with self._in_use:
             self._last = [ring.described() for ring in self._rings] or self._last
             for ring in self._rings:

@@ -184,7 +184,7 @@ class _Ring:
         :raises OSError: of the socket.
         """
         at = self._messages.ctypes.data + slot * _MESSAGE.itemsize
-        # With MSG_TRUNC one that is too long is told by its size.
+        # With MSG_TRUNC the size reveals a datagram that is too long.
         flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC
         got: int = _LIBC.recvmmsg(self._fd, at, count, flags, None)
         if got < 0:

@@ -143,7 +143,7 @@ class UsbLink(Link):
         try:
             self._handle.bulkWrite(protocol.USB_ENDPOINT_REQUEST, data, SEND_TIMEOUT_MS)
         except (usb1.USBErrorPipe, usb1.USBErrorTimeout):
-            # Whoever asked repeats it.
+            # The sender repeats it.
             _suppressing(self._handle.clearHalt, protocol.USB_ENDPOINT_REQUEST)
         except usb1.USBError as error:
             raise self._broken(error) from None

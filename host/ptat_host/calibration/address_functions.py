@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Address functions of a memory controller, from reads of known addresses that a board saw.
+"""Solves for a memory controller's address functions, given reads of known addresses.
 
-Each bit of a DRAM coordinate is the parity of some address bits, maybe inverted: a linear
-function over GF(2). What a board saw of reads at known addresses determines it on all addresses
-that are XORs of those read. Some observations are of foreign accesses, so a solution is sought
-that agrees with nearly all: solve for as many random ones as there are unknowns, and see how many
-others agree (RANSAC, Fischler and Bolles 1981). With 1 % wrong, two of three tries hit only
+Each bit of a DRAM coordinate is the parity of some address bits, possibly inverted: a linear
+function over GF(2). The coordinates observed for known addresses determine it on all XORs of these
+addresses. Some observations are of foreign accesses, so we search for a solution that agrees with
+nearly all of them: solve for as many random observations as there are unknowns, and count how many
+others agree (RANSAC, Fischler and Bolles 1981). If 1 % are wrong, two of three tries pick only
 right ones.
 
-A solution for the addresses read (the region) is all that a recording needs. What to program is
-made such that every coordinate that does not belong to the region appears outside of it.
+A recording needs only a solution for the addresses read (the region). The programmed mapping places
+every coordinate of other memory outside of the region.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ U64 = npt.NDArray[np.uint64]
 
 TRIES = 300
 AGREEMENT_MIN = 0.9
-"""Part of the observations that a solution must explain."""
+"""Share of the observations that a solution must explain."""
 CHECKS_MIN = 40
-"""So many observations more than unknowns: fewer would agree with anything."""
+"""Observations needed beyond the number of unknowns; with fewer, any solution would agree."""
 
 _UNITS_BITS = wire.ACCESS_ADDRESS_BITS
 _UNIT_SHIFT = wire.ADDRESS_UNIT_SHIFT
@@ -40,30 +40,30 @@ _UNIT_SHIFT = wire.ADDRESS_UNIT_SHIFT
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the observations say.
+    """The result of the observations.
 
-    Masks are over physical addresses in bytes. A function's mask has only bits that are needed to
-    tell the addresses apart that were read; it is the controller's own function where `determined`
-    has all of its bits.
+    Masks are over physical addresses in bytes. A function's mask has only bits that distinguish the
+    addresses read; it is the controller's own function if `determined` has all of its bits.
     """
 
     functions: dict[str, list[int]]
     """For each part of a coordinate the masks, bit 0's first."""
     inverted: dict[str, list[bool]]
-    """Whether the coordinate's bit is the parity's inverse."""
+    """Whether the coordinate's bit is the inverse of the parity."""
     determined: list[int]
-    """Address bits of which it is known which functions have them."""
+    """Address bits whose functions are known."""
     constant: list[tuple[int, int]]
-    """Masks whose parity never changed, and that parity: why other bits are not determined."""
+    """Masks whose parity never changed, and that parity; they explain why other bits are
+    undetermined."""
     observations: int
     disagreeing: int
-    """Observations of something else."""
-    span: list[tuple[int, int]]
+    """Observations of foreign accesses."""
+    basis: list[tuple[int, int]]
     """Differences of the addresses read (units of 8 bytes), and of their packed coordinates."""
     base: tuple[int, int]
     """One of the addresses read, and its coordinate."""
     mirror: int = 0
-    """Ranks of which pins were swapped back before."""
+    """Ranks whose pins were swapped back before."""
 
     @property
     def undetermined(self) -> list[int]:
@@ -74,15 +74,15 @@ class Calibration:
         return [bit for bit in _bits(masks) if bit not in self.determined]
 
     def program(self, channel: int = 0) -> Program:
-        """The way back, for the board on a channel.
+        """The map from coordinates to addresses, for the board on a channel.
 
-        A coordinate that belongs to none of the addresses read gets one outside of their span, as
-        long as there are address bits for it.
+        A coordinate that belongs to none of the addresses read gets one that is no combination of
+        theirs, as long as there are address bits for it.
 
         :raises BadInput: several of the addresses read have one coordinate.
         """
-        span, base = _on_channel(self.span, self.base, channel)
-        return replace(_invert(span, *base), mirror=self.mirror)
+        basis, base = _on_channel(self.basis, self.base, channel)
+        return replace(_invert(basis, *base), mirror=self.mirror)
 
     def describe(self) -> list[str]:
         """Readable lines."""
@@ -114,14 +114,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Program:
-    """What a board makes addresses with; in units of 8 bytes."""
+    """The linear map that a board applies to coordinates; in units of 8 bytes."""
 
     columns: list[int]
-    """What each bit of a packed coordinate contributes."""
+    """The contribution of each bit of a packed coordinate."""
     always: int
-    """What is XORed to the sum of them."""
+    """XORed with the sum of the contributions."""
     mirror: int = 0
-    """Ranks (a bit each) of which the board swaps pins back before that."""
+    """Ranks (a bit each) whose pins the board swaps back before that."""
 
     def addresses(self, coordinates: U64) -> U64:
         """Physical addresses (bytes) of packed coordinates, as the programmed board gives them.
@@ -147,7 +147,7 @@ class Program:
 
 
 IDENTITY = Program(dram.IDENTITY, 0)
-"""What makes a board report coordinates in the place of addresses."""
+"""The mapping that makes a board report coordinates instead of addresses."""
 
 
 def pack(coordinates: MappingType[str, npt.ArrayLike]) -> U64:
@@ -168,8 +168,8 @@ def pack(coordinates: MappingType[str, npt.ArrayLike]) -> U64:
 def solve(addresses: npt.ArrayLike, coordinates: npt.ArrayLike, seed: int = 0) -> Calibration:
     """Recover the functions from pairs.
 
-    :param addresses: what was read, in bytes, shape ``(n,)``.
-    :param coordinates: what the board saw of it, as `pack` makes them, shape ``(n,)``.
+    :param addresses: the addresses read, in bytes, shape ``(n,)``.
+    :param coordinates: the coordinates observed for them, packed by `pack`, shape ``(n,)``.
     :param seed: of the choice of observations to solve for.
     :raises BadInput: nothing fits; the message says why.
     """
@@ -192,7 +192,7 @@ def solve(addresses: npt.ArrayLike, coordinates: npt.ArrayLike, seed: int = 0) -
 
 
 class _Basis:
-    """Vectors with what a linear function makes of each, in reduced echelon form."""
+    """Vectors and their values under a linear function, in reduced echelon form."""
 
     def __init__(self) -> None:
         self.rows: dict[int, tuple[int, int]] = {}
@@ -206,7 +206,7 @@ class _Basis:
         return basis
 
     def reduce(self, vector: int, value: int) -> tuple[int, int]:
-        """Without what the rows explain."""
+        """Subtract the part that the rows explain."""
         for pivot, (row, row_value) in self.rows.items():
             if vector >> pivot & 1:
                 vector ^= row
@@ -226,7 +226,7 @@ class _Basis:
         return True
 
     def values(self, vectors: U64) -> U64:
-        """What the function makes of vectors in the span."""
+        """Values of the function for combinations of the basis."""
         result = np.zeros_like(vectors)
         rest = vectors.copy()
         for pivot, (row, value) in self.rows.items():
@@ -269,7 +269,7 @@ def _search(
 
 
 def _no_function(wrong: npt.NDArray[np.float64], agreement: float) -> BadInput:
-    """Why no linear function fits."""
+    """The error for observations that no linear function fits."""
     shift = 0
     names = []
     for name, bits in dram.FIELDS.items():
@@ -322,7 +322,7 @@ def _conclude(basis: _Basis, agrees: npt.NDArray[np.bool_]) -> Calibration:
         constant=_constant_parities(differences, base_address),
         observations=len(agrees),
         disagreeing=int((~agrees).sum()),
-        span=list(differences.rows.values()),
+        basis=list(differences.rows.values()),
         base=base,
     )
 
@@ -356,12 +356,12 @@ def _constant_parities(differences: _Basis, base_address: int) -> list[tuple[int
 
 
 def _on_channel(
-    span: list[tuple[int, int]], base: tuple[int, int], channel: int
+    basis: list[tuple[int, int]], base: tuple[int, int], channel: int
 ) -> tuple[_Basis, tuple[int, int]]:
     """The part of the addresses read that lies on that channel."""
     shift = dram.BUS_BITS
-    changing = [row for row in span if row[1] >> shift]
-    staying = [row for row in span if not row[1] >> shift]
+    changing = [row for row in basis if row[1] >> shift]
+    staying = [row for row in basis if not row[1] >> shift]
     pivots: dict[int, tuple[int, int]] = {}
     for vector, value in changing:
         for bit, (pivot_vector, pivot_value) in pivots.items():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Physical addresses and DRAM coordinates: what the gateware's address map is programmed with.
+"""Physical addresses and DRAM coordinates, and the tables of the gateware's address map.
 
 A memory controller computes each bit of a coordinate (channel, rank, bank group, bank, row,
 column) as the parity of some bits of the physical address. A `Mapping` holds these functions as
-masks. It goes both ways, and tells what to write to the gateware's tables
-(``gateware/ptat_gateware/address.py``), which go from coordinates to addresses.
+masks. It converts both ways, and computes the gateware's tables
+(``gateware/ptat_gateware/address.py``), which map coordinates to addresses.
 
 `PRESETS` holds published mappings; a mapping found by other means (probing, timing) is given
 by its masks.
@@ -29,7 +29,7 @@ U64 = npt.NDArray[np.uint64]
 FIELDS = {"column": 12, "row": 17, "bank": 3, "bank_group": 2, "rank": 2, "channel": 2}
 """Bits of each part of a coordinate, in the order in which they are packed, from bit 0.
 
-All but the channel, which the board knows by its place, are seen on the bus.
+All but the channel are visible on the bus; the channel is the board's position.
 """
 
 BUS_BITS = sum(bits for name, bits in FIELDS.items() if name != "channel")
@@ -48,7 +48,7 @@ ADDRESS_BITS_MAX = wire.ACCESS_ADDRESS_BITS + wire.ADDRESS_UNIT_SHIFT
 class Remap:
     """Memory at and above `first` (bytes of DRAM) appears `offset` bytes higher.
 
-    PCs leave a hole for devices below 4 GiB and move the memory beneath it up.
+    PCs leave a hole for devices below 4 GiB, and remap the memory beneath it.
     """
 
     first: int
@@ -114,7 +114,7 @@ class Mapping:
                 )
 
     def _check_rank(self) -> None:
-        """Raise unless the functions are independent and as many as address bits."""
+        """Raise unless the functions are independent and there is one for each address bit."""
         reduced: list[tuple[int, set[int]]] = []  # mask, and which functions it is the XOR of
         names = [f"{name} bit {i}" for name, i, _ in self._bits]
         for index, (_, _, mask) in enumerate(self._bits):
@@ -149,7 +149,7 @@ class Mapping:
 
     @cached_property
     def contributions(self) -> list[int]:
-        """What each bit of a packed coordinate contributes to the address (bytes).
+        """Contribution of each bit of a packed coordinate to the address (bytes).
 
         The inverse of the functions' matrix over GF(2), by elimination; 0 for unused bits.
         """
@@ -181,8 +181,8 @@ class Mapping:
     def coordinates(self, addresses: npt.ArrayLike) -> dict[str, U64]:
         """Coordinates of physical addresses (bytes), one array for each field.
 
-        The bus word of an address counts, not the byte. Raises `BadInput` for an address
-        that is no memory.
+        The bus word of an address counts, not the byte. Raises `BadInput` for addresses outside of
+        memory.
         """
         address = np.asarray(addresses, np.uint64)
         if self.remap:
@@ -228,7 +228,7 @@ class Mapping:
     def tables(self, channel: int = 0) -> list[int]:
         """Words of the gateware's tables for the snooper of a channel: 36 bits each.
 
-        Word ``slice x 512 + value``: what this value of 9 bits of the coordinate contributes, in
+        Word ``slice x 512 + value``: contribution of this value of 9 bits of the coordinate, in
         units of 8 bytes. The channel's contribution is part of the first slice. Columns of narrower
         buses that lie within 8 bytes contribute nothing: no burst is shorter.
         """
@@ -239,19 +239,19 @@ class Mapping:
         return table_words(units, ours)
 
     def register_writes(self, channel: int = 0) -> list[tuple[str, int]]:
-        """What to write to which register of the snooper's address map, in this order."""
+        """Registers of the snooper's address map and their values, in the order of writing."""
         return map_writes(self.tables(channel), self.remap or Remap(0, 0))
 
 
 IDENTITY = [1 << i for i in range(BUS_BITS)]
-"""Columns (see `table_words`) that make the board report coordinates where addresses belong."""
+"""Columns (see `table_words`) that make the board report coordinates instead of addresses."""
 
 
 def table_words(columns: Sequence[int], constant: int) -> list[int]:
     """The gateware's tables of a linear map; in units of 8 bytes.
 
-    :param columns: what each bit of a packed coordinate contributes; only those on the bus count.
-    :param constant: what is always XORed.
+    :param columns: contribution of each bit of a packed coordinate; only bits on the bus count.
+    :param constant: always XORed.
     """
     words = []
     for start in range(0, BUS_BITS, SLICE_BITS):
@@ -262,7 +262,7 @@ def table_words(columns: Sequence[int], constant: int) -> list[int]:
 
 
 def map_writes(tables: Sequence[int], remap: Remap) -> list[tuple[str, int]]:
-    """What to write to which register of a snooper's address map, in this order."""
+    """Registers of a snooper's address map and their values, in the order of writing."""
     return [
         ("address_control", 0),
         ("address_table_index", 0),
@@ -303,10 +303,10 @@ class Window:
 
 
 def window_writes(windows: Sequence[Window]) -> list[tuple[str, int]]:
-    """What to write to which register of the snooper's filter.
+    """Registers of the snooper's filter and their values, in the order of writing.
 
-    Raises `BadInput` for too many windows, unaligned ones, empty ones and ones that overlap: an
-    access would be counted for one window, recorded by the rule of another.
+    Raises `BadInput` for too many windows, and for unaligned, empty or overlapping ones: an access
+    in an overlap would be counted for one window and recorded by the rule of another.
     """
     if not 1 <= len(windows) <= WINDOWS_MAX:
         raise BadInput(
@@ -376,11 +376,12 @@ _SB_EDAC = "Linux's drivers/edac/sb_edac.c"
 
 @dataclass(frozen=True)
 class _Published:
-    """Functions as tables print them: for each bit the address bits whose parity it is.
+    """Convert functions from the form of published tables: for each bit, the address bits of its
+    parity.
 
     Most tables give no row and column bits. The usual rule: each function owns one address bit,
-    which no coordinate has otherwise; the row is what lies above all owned bits, the column the
-    rest. `low_row` are row bits below owned ones.
+    which appears in no other coordinate; the row is all bits above the owned ones, and the column
+    is the rest. `low_row`: row bits below owned ones.
     """
 
     source: str
@@ -487,9 +488,9 @@ PRESETS = sorted({name for name, _ in _PUBLISHED})
 
 
 def preset(name: str, channels: int = 1, row_bits: int = 16) -> Mapping:
-    """A mapping for one DIMM of two ranks on each of `channels` channels; `source` says from where.
+    """A published mapping for one DIMM of two ranks on each of `channels` channels.
 
-    Raises `BadInput` for one that was not published.
+    Raises `BadInput` for unknown names.
     """
     published = _PUBLISHED.get((name, channels))
     if published is None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Known reads of PTAT's region: what `ptat calibrate` has the boards look at.
+"""Known reads of PTAT's region, which the boards observe for `ptat calibrate`.
 
-The kernel maps the region uncached, so each load that it is asked for (by debugfs' ``ptat/load``)
+The kernel maps the region uncached, so each load through debugfs' ``ptat/load``
 is a read on the bus. Root only.
 
-``python3 -m ptat_host.calibration.known_reads`` does it in the guest of the testbed. It imports the
-standard library only: importing more would take the emulator longer than the reads.
+``python3 -m ptat_host.calibration.known_reads`` does it in the guest of the testbed. It imports
+only the standard library: other imports would take longer in the emulator than the reads.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ptat_parser.errors import PtatError
 REGION = Path("/sys/kernel/mm/ptat/region")
 LOAD = Path("/sys/kernel/debug/ptat/load")
 LINE_BYTES = 64
-"""A burst on the bus: addresses closer than this look alike."""
+"""Size of a burst on the bus: closer addresses are indistinguishable."""
 
 
 def chosen(base: int, size_bytes: int, count: int, seed: int) -> list[int]:
-    """Different addresses of lines in a range, all over it.
+    """Distinct cache-line addresses, spread over a range.
 
     :raises PtatError: the range has fewer.
     """

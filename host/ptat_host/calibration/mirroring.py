@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Does the memory controller swap address pins for mirrored ranks? Both are tried.
+"""Finds out whether the memory controller swaps address pins for mirrored ranks, by trying both.
 
-Many modules wire the odd ranks with pairs of address pins swapped. For data commands the DRAM does
-not care: rows, columns and banks only change their numbers. So most controllers swap the pins of
-MRS alone, whatever the SPD says of the wires, and some swap all. What a controller does shows in
-what a board sees: with the right choice each bit of a coordinate is a linear function of the
-address, with the wrong one the swapped bits of odd ranks are not.
+Many modules wire the odd ranks with pairs of address pins swapped. For data commands this does not
+matter to the DRAM: rows, columns and banks are only renumbered. So most controllers swap the pins
+of MRS alone, whatever wiring the SPD describes, and some swap all. The observed coordinates reveal
+it: with the right choice each bit of a coordinate is a linear function of the address; with the
+wrong choice the swapped bits of odd ranks are not.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ DDR4_PAIRS: Pairs = (*DDR3_PAIRS, ("row", 11, 13), ("bank_group", 0, 1))
 
 @dataclass(frozen=True)
 class Mirroring:
-    """What fits."""
+    """The choice that fits."""
 
     calibration: Calibration
     mirror: int
     """Ranks for which the controller swaps pins."""
     decided: bool
-    """False: both fit. The addresses read are all of even ranks, or the pairs do not change."""
+    """False: both fit, because all addresses read are on even ranks, or the pairs of pins never
+    change."""
 
     def describe(self) -> str:
         """One readable line."""
@@ -72,9 +73,9 @@ def swapped(coordinates: U64, mirror: int) -> U64:
 
 
 def solve_either(addresses: npt.ArrayLike, coordinates: npt.ArrayLike) -> Mirroring:
-    """Like `solve`, of what a board saw that swaps nothing back.
+    """Like `solve`, for the observations of a board that swaps nothing back.
 
-    :raises BadInput: neither fits; the message is about pins as they are.
+    :raises BadInput: neither fits; the message describes the choice without swaps.
     """
     seen = np.asarray(coordinates, np.uint64)
     fits: dict[int, Calibration] = {}

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What boards saw of known reads: from capture streams to the pairs that `calibrate` solves for.
+"""Pairs of addresses and coordinates, from capture streams of known reads.
 
-While boards report DRAM coordinates in the place of addresses, each chosen address is read many
-times in a row, and then the command FLUSH puts a mark into the boards' streams. What
-was seen most often between two marks is where that address lies. Other traffic of the machine is
-between the marks, too; but it is seldom one line so often, and a line that is (one that all CPUs
-poll) is there between many marks.
+While boards report DRAM coordinates instead of addresses, each chosen address is read many times in
+a row, and then the command FLUSH puts a mark into the boards' streams. The most frequent coordinate
+between two marks is that of the address. Other traffic rarely repeats one line this often; a line
+that it does repeat (one that all CPUs poll) shows up between many marks.
 """
 
 from __future__ import annotations
@@ -28,31 +27,34 @@ if TYPE_CHECKING:
 U64 = npt.NDArray[np.uint64]
 
 SEEN_MIN = 0.5
-"""Part of the reads of an address that a board must have seen to be believed."""
+"""Share of an address's reads that a board must have observed."""
 COMMON_MAX = 0.05
-"""A coordinate that leads between more of the marks than this belongs to no chosen address."""
+"""A coordinate that is the most frequent one between more marks than this belongs to no chosen
+address."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Chosen addresses that some board saw, and where: `calibrate.solve` takes these."""
+    """Chosen addresses with the coordinates that some board observed, for
+    `address_functions.solve`."""
 
     addresses: U64
     """Bytes, shape ``(n,)``."""
     coordinates: U64
-    """As `calibrate.pack` makes them, the channel included, shape ``(n,)``."""
+    """Packed by `address_functions.pack`, including the channel, shape ``(n,)``."""
     region_base: int
     region_bytes: int
     channels: int
     boards: list[str]
-    """Serial numbers or names, of channel 0 first; empty: nothing that lasts."""
+    """Serial numbers or names of the boards, channel 0 first; empty if they have no permanent
+    ones."""
 
 
 def between_flushes(chunks: Iterable[Chunk], count: int) -> list[U64]:
     """Coordinates of the reads in front of each FLUSH mark of a stream.
 
-    :param count: how many there must be.
-    :raises BadInput: it is another number, so nobody knows which is which.
+    :param count: expected number of marks.
+    :raises BadInput: the number differs, so marks cannot be assigned to addresses.
     """
     found: list[U64] = []
     open_parts: list[U64] = []
@@ -81,9 +83,9 @@ def _reads(chunk: Chunk, start: int, end: int) -> U64:
 
 
 def leaders(parts: Sequence[U64], times: int) -> dict[int, int]:
-    """For each part in which one coordinate leads, which; by the part's number.
+    """The most frequent coordinate of each part that has a clear one, by the part's number.
 
-    :param times: how often an address was read in each.
+    :param times: reads of an address in each part.
     """
     ranked = []
     for part in parts:

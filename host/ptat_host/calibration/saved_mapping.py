@@ -52,7 +52,7 @@ def content(
     """What the file holds.
 
     :param contract_name: of `ptat_host.boards.contract`; None: not stated.
-    :raises BadInput: there is no way back from coordinates to addresses.
+    :raises BadInput: coordinates do not determine addresses.
     """
     programs = [calibration.program(channel) for channel in range(observed.channels)]
     boards = observed.boards or [""] * observed.channels
@@ -84,16 +84,16 @@ def content(
 
 
 def write(path: Path, described: dict[str, Any]) -> None:
-    """Write the file, or leave what was there."""
+    """Write the file; after an error the old file stays."""
     new = path.with_name(path.name + ".new")
     new.write_text(json.dumps(described, indent=2) + "\n")
     new.replace(path)
 
 
 def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list[Program]:
-    """What to program, the board of channel 0 first.
+    """The maps to program, the board of channel 0 first.
 
-    :raises BadInput: it is no such file, or not for this region and these boards.
+    :raises BadInput: it is no mapping, or one for another region or other boards.
     """
     found = _decoded(path)
     if (found.region.base, found.region.size_bytes) != (region_base, region_bytes):
@@ -118,9 +118,9 @@ def read(path: Path, region_base: int, region_bytes: int, channels: int) -> list
 
 
 def contract(path: Path) -> str | None:
-    """The name of the contract that the file states, if it does.
+    """The name of the contract that the file states, or None.
 
-    :raises BadInput: it is no such file.
+    :raises BadInput: it is no mapping.
     """
     return _decoded(path).contract
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What a module says of itself, and whether a snooper can decode its bus: the SPD's bytes.
+"""Parses a memory module's SPD, and decides whether a snooper can decode its bus.
 
-JESD21-C, annex K (DDR3) and annex L (DDR4). What cannot be decoded is refused by name: a tap that
-lacks a pin would otherwise report two rows or ranks as one, and nothing would show it.
+JESD21-C, annex K (DDR3) and annex L (DDR4). Undecodable modules are refused by name: a tap that
+lacks a pin would otherwise silently report two rows or ranks as one.
 
 Linux shows the SPD as ``/sys/bus/i2c/devices/*/eeprom`` (drivers ee1004, spd5118 and at24).
 """
@@ -38,7 +38,8 @@ class Module:
     bus_bytes: int
     """Width of the data bus without ECC."""
     wired_mirror: int
-    """Ranks (a bit each) whose address wires are swapped; not what the controller does of it."""
+    """Ranks (a bit each) whose address wires are swapped, whether or not the controller
+    compensates."""
 
     def describe(self) -> str:
         """One readable line."""
@@ -50,11 +51,11 @@ class Module:
 
 
 def parse(data: bytes, name: str) -> Module:
-    """What an SPD says.
+    """Parse an SPD.
 
     :param data: its first 256 bytes or more.
     :param name: of the file, for errors.
-    :raises BadInput: it is none, or of a module that cannot be decoded; the message says why.
+    :raises BadInput: it is no SPD, or of a module that cannot be decoded; the message says why.
     """
     if len(data) < BYTES_MIN:
         raise BadInput(f"{name}: {len(data)} bytes are not an SPD", "give all of the SPD's bytes")
@@ -100,7 +101,7 @@ def _mirrored(data: bytes, ddr4: bool, registered: bool) -> bool:
 
 
 def read(path: Path) -> Module:
-    """What the SPD in a file says.
+    """Parse the SPD in a file.
 
     :raises BadInput: see `parse`; or it cannot be read.
     """

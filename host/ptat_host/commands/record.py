@@ -140,13 +140,13 @@ def chosen_board(arguments: argparse.Namespace) -> Board:
 
 
 def add_board_options(parser: argparse.ArgumentParser) -> None:
-    """The options of all boards; which of them the chosen one has is seen when it is known."""
+    """The options of all boards; those that the chosen board lacks are refused later."""
     known: dict[str, dict[str, list[str]]] = {}
     for name in boards.names():
         try:
             options = boards.load(name).options
         except BoardError:
-            continue  # whoever chooses it is told
+            continue  # reported when it is chosen
         for option, about in options.items():
             default = f" (default: {about.default})" if about.default is not None else ""
             known.setdefault(option, {}).setdefault(about.help + default, []).append(name)
@@ -196,7 +196,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def record_request(
     arguments: argparse.Namespace, board: Board, command: Sequence[str]
 ) -> RecordRequest:
-    """What was asked for, without a session directory yet."""
+    """The request, without a session directory yet."""
     options = board_options(arguments, board)
     region_bytes = parse_size(arguments.region, "--region") if arguments.region else None
     heap_bytes = parse_size(arguments.heap, "--heap") if arguments.heap else None

@@ -489,9 +489,9 @@ async function heatMap() {
 		}
 		context.textBaseline = "top";
 		context.textAlign = "center";
-		const span = (view.t1 - view.t0) * data.time.stepNs;
+		const windowNs = (view.t1 - view.t0) * data.time.stepNs;
 		for (const ns of ticks(view.t0 * data.time.stepNs, view.t1 * data.time.stepNs, Math.max(2, Math.floor(width / 120))))
-			context.fillText(seconds(ns, span / 8), Math.min(LEFT + (ns / data.time.stepNs - view.t0) * perX * width / w, LEFT + width - 24), height + 8);
+			context.fillText(seconds(ns, windowNs / 8), Math.min(LEFT + (ns / data.time.stepNs - view.t0) * perX * width / w, LEFT + width - 24), height + 8);
 		where.textContent = `${address(Math.max(0, Math.floor(view.r0)))} – ${address(Math.min(map.rows, Math.ceil(view.r1)) - 1)}`;
 		if (drag?.x2 !== undefined) {
 			context.strokeStyle = "#fff";

@@ -62,7 +62,7 @@ class Maps:
     regions: dict[int, list[Region]] = field(default_factory=dict)
     """Of the kernel's mappings."""
     heap: dict[int, list[Region]] = field(default_factory=dict)
-    """Of memory that the command asked for, where that was recorded (``--heap``)."""
+    """Allocations of the command, if they were recorded (``--heap``)."""
     lost: int = 0
     """Events that the kernel had no room for, and lines that make no sense."""
     files: set[str] = field(default_factory=set)
@@ -193,7 +193,7 @@ class _Recorder:
     def _map(self, space: _Space, line: dict[str, Any], ns: int) -> None:
         start, end, name = line["start"], line["start"] + line["bytes"], _text(line["name"])
         if not _is_file(name):
-            # The kernel tells of a mapping that grew, or whose rights changed, as of a new one.
+            # The kernel reports a mapping that grew or changed its rights as a new one.
             for begin, stop, there in space.pieces(start, end):
                 whole = there.start, there.start + there.bytes
                 grown = start <= whole[0] and whole[1] <= end and whole != (start, end)

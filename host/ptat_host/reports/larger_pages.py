@@ -36,7 +36,7 @@ from ptat_parser.errors import PtatError
 
 ALL = "all of them"
 SHARE_MIN = 0.001
-"""Objects with a smaller share of the misses are not looked at."""
+"""Objects with a smaller share of the misses are skipped."""
 
 _ADVICE = {
     "allocated": "align to {size}, then madvise(MADV_HUGEPAGE); or mmap(MAP_HUGETLB)",
@@ -121,7 +121,7 @@ class _Replays:
         return tlb.misses(self.arrays, pages, (page for _, page in self.trace.misses().raw()))
 
     def others(self, after: npt.NDArray[np.int64], rows: npt.NDArray[np.bool_], faults: int) -> int:
-        """Misses that are left outside of `rows`, at the least, with so many page faults fewer."""
+        """Lower bound of the misses outside of `rows`, given `faults` fewer page faults."""
         before, now = int(self.before[~rows].sum()), int(after[~rows].sum())
         recorded = int(self.recorded[~rows].sum())
         left = round(recorded * now / before) if before else recorded

@@ -36,13 +36,14 @@ from ptat_host.sizes import format_size
 from ptat_parser import Trace
 from ptat_parser.errors import PtatError
 from ptat_parser.formats.session import Session
-from ptat_parser.live.follow import Look, Tail, rows
-from ptat_parser.live.trap_tail import TrapTail
+from ptat_parser.live.bus_monitor import BusMonitor
+from ptat_parser.live.increment import Increment, rows
+from ptat_parser.live.trap_monitor import TrapMonitor
 from ptat_parser.results.pipeline import load
 
 STARTING, RECORDING, ENDED = "starting", "recording", "ended"
 QUIET_S = 3.0
-"""After so long without a record the view says so."""
+"""Time without a record after which the view reports it."""
 
 Modules = tuple[frozenset[str], int]
 
@@ -63,7 +64,7 @@ class Rate:
 
 @dataclass
 class View:
-    """One look at a session. Times are of the bus."""
+    """A session at one moment. Times are of the bus."""
 
     session: str
     command: list[str]
@@ -71,7 +72,7 @@ class View:
     """starting, recording (or its recorder was killed), ended."""
     elapsed_s: float = 0.0
     interval_s: float = 0.0
-    """What the rates are of: since the look before, or all of it."""
+    """Time that the rates cover: since the previous view, or all of it."""
     quiet_s: float = 0.0
     """How long nothing has come."""
     misses: int = 0
@@ -100,17 +101,17 @@ class View:
 
 
 class Follower:
-    """Looks at one session again and again."""
+    """Follows one session."""
 
     def __init__(self, path: Path, top: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`top`: number of processes and objects to list; `clock` returns seconds."""
         self._path = path
         self._top = top
         self._clock = clock
-        self._tail: Tail | TrapTail | None = None
+        self._monitor: BusMonitor | TrapMonitor | None = None
         self._session: Session | None = None
         self._begun = False
-        self._total = Look()
+        self._total = Increment()
         self._of_process: dict[int, int] = {}
         self._of_object: dict[tuple[int, str, str], int] = {}
         self._seen_s = 0.0
@@ -120,7 +121,7 @@ class Follower:
         self._names: tuple[Modules, symbols.Symbols] | None = None
 
     def view(self) -> View:
-        """Look now.
+        """Increment now.
 
         Raises `PtatError` where there is no session, or one that cannot be read.
         """
@@ -130,15 +131,17 @@ class Follower:
         )
         if not running and not self._begun:
             return self._whole()
-        if self._tail is None:
+        if self._monitor is None:
             if running and not (description.get("region") and self._captured(description)):
                 return View(str(self._path), description["command"]["argv"], STARTING)
             self._session = Session(self._path)
-            self._tail = TrapTail(self._session) if self._session.traps else self._bus_tail()
+            self._monitor = (
+                TrapMonitor(self._session) if self._session.traps else self._bus_monitor()
+            )
         assert self._session is not None
         first, self._begun = not self._begun, True
-        found = self._tail.look()
-        elapsed_s = self._tail.seconds
+        found = self._monitor.update()
+        elapsed_s = self._monitor.seconds
         interval_s = elapsed_s if first else elapsed_s - self._seen_s
         self._seen_s = elapsed_s
         self._add(found)
@@ -165,35 +168,35 @@ class Follower:
                 "kernel_events": self._total.lost_events,
                 "traps": sum(fill.lost for fill in fills),
             },
-            self._tail.waiting,
+            self._monitor.waiting,
             fills,
         )
         self._count(view, found, interval_s)
         self._disk(view, now)
         return view
 
-    def _bus_tail(self) -> Tail:
+    def _bus_monitor(self) -> BusMonitor:
         assert self._session is not None
         drain_per_s = None
         if model := re.fullmatch(r"(\d+):(\d+)", self._session.options.get("buffer", "")):
             self._modelled_records, drain_per_s = int(model[1]), float(model[2])
-        return Tail(self._session, self._clock, drain_per_s)
+        return BusMonitor(self._session, self._clock, drain_per_s)
 
     def _captured(self, description: dict[str, Any]) -> bool:
         files = [*description["board"].get("channels", []), *description.get("traps", [])]
         return any((self._path / one["file"]).exists() for one in files)
 
-    def _add(self, found: Look) -> None:
+    def _add(self, found: Increment) -> None:
         for name, value in vars(found).items():
             if isinstance(value, int) and name != "stopped":
                 setattr(self._total, name, getattr(self._total, name) + value)
 
     # Whose ----------------------------------------------------------------------------------------
 
-    def _count(self, view: View, found: Look, interval_s: float) -> None:
-        assert self._tail is not None
+    def _count(self, view: View, found: Increment, interval_s: float) -> None:
+        assert self._monitor is not None
         columns = rows(found.pages)
-        mms, misses = self._tail.mms, columns["misses"]
+        mms, misses = self._monitor.mms, columns["misses"]
         by_mm = np.bincount(columns["mm"], misses, len(mms)).astype(np.int64).tolist()
         for index, count in enumerate(by_mm):
             self._of_process[index] = self._of_process.get(index, 0) + count
@@ -215,15 +218,15 @@ class Follower:
             view.objects = self._objects(columns, interval_s)
 
     def _objects(self, columns: dict[str, npt.NDArray[Any]], interval_s: float) -> list[Rate]:
-        assert self._tail is not None and self._session is not None
-        mm, mms, size = columns["mm"], self._tail.mms, columns["mm"].size
+        assert self._monitor is not None and self._session is not None
+        mm, mms, size = columns["mm"], self._monitor.mms, columns["mm"].size
         tgid = np.array([one.tgid for one in mms], np.int64)
         comm = pa.array([one.comm for one in mms], pa.string())
         pages = pa.table(
             {
                 "vaddr": columns["vaddr"],
                 "page_size_bytes": columns["page_size_bytes"],
-                "span": np.full(size, self._tail.span, np.uint8),
+                "span": np.full(size, self._monitor.span, np.uint8),
                 "tgid": tgid[mm] if size else np.zeros(0, np.int64),
                 "comm": comm.take(pa.array(mm)),
             }
@@ -271,8 +274,8 @@ class Follower:
         """Of the testbed's buffer, which its model fills and empties evenly."""
         if self._modelled_records is None:
             return []
-        assert self._tail is not None
-        return [Fill("capture", self._tail.level, self._modelled_records, "records")]
+        assert self._monitor is not None
+        return [Fill("capture", self._monitor.level, self._modelled_records, "records")]
 
     def _disk(self, view: View, now: float) -> None:
         view.session_bytes = sum(map(_size_bytes, self._path.rglob("*")))
@@ -331,7 +334,7 @@ _LOSSES = ("accesses", "blocks", "kernel_events", "traps")
 
 
 def _size_bytes(path: Path) -> int:
-    """0 of what is no file, or no longer there: others are replaced while we look."""
+    """Size of a file; 0 if it is none or no longer exists: a recorder replaces files meanwhile."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -359,7 +362,7 @@ def _description(path: Path) -> dict[str, Any]:
 
 
 def views(follower: Follower, interval_s: float) -> Iterator[View]:
-    """Looks until the recording has ended; the last one is of its end."""
+    """Views until the recording has ended; the last one shows its end."""
     while True:
         view = follower.view()
         yield view
@@ -369,7 +372,7 @@ def views(follower: Follower, interval_s: float) -> Iterator[View]:
 
 
 def show(follower: Follower, interval_s: float, *, as_json: bool) -> None:
-    """Show one look after the other until the recording has ended, or somebody has seen enough."""
+    """Show one view after the other until the recording has ended, or the user quits."""
     try:
         if as_json or not sys.stdout.isatty():
             for view in views(follower, interval_s):

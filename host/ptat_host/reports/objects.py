@@ -356,7 +356,7 @@ class Objects:
                 found[start] = (region.mapping.name, end, start - low)
         return sorted(found), [found[start] for start in sorted(found)]
 
-    # Who asked for memory -------------------------------------------------------------------------
+    # Allocations ----------------------------------------------------------------------------------
 
     def _calls(self, what: Mapping) -> list[Call]:
         """The calls that led to an allocation, without those of the run-time libraries."""

@@ -18,7 +18,7 @@ ALPHA = 0.05
 REPEATS_MIN = 5
 """Fewer values fall into two groups by chance too often."""
 CLUSTERS_ALPHA = 0.01
-"""Stricter than `ALPHA`: each quantity of a run is looked at."""
+"""Stricter than `ALPHA`: each quantity of a run is tested."""
 GAP_MIN = 0.01
 """Groups nearer to each other than this share of the median make no difference to anybody."""
 SAMPLES = 9_999

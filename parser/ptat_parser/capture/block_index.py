@@ -24,7 +24,7 @@ from zlib_ng import zlib_ng
 from ptat_parser import wire
 from ptat_parser.capture.chunks import (
     NO_STORES,
-    Seen,
+    ChunkContents,
     join_stores,
     lost_and_marks,
     rows_of,
@@ -97,14 +97,14 @@ class BlockIndex:
         self._ends = np.cumsum(groups["chunks"].astype(np.int64))  # the chunk after each group
         self._firsts = self._ends - groups["chunks"].astype(np.int64)
         self._start = np.concatenate([[0], np.cumsum(chunks["accesses"], dtype=np.int64)])
-        self._held: tuple[int, Seen] | None = None
+        self._held: tuple[int, ChunkContents] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_held": None}
 
-    def seen(self) -> Iterator[Seen]:
+    def contents(self) -> Iterator[ChunkContents]:
         """Yields the contents of some chunks at a time; `ParseError` if they are damaged."""
-        return map(self._seen, range(len(self._groups)))
+        return map(self._contents, range(len(self._groups)))
 
     def holds(self, chunk: int) -> int:
         """Contents of a chunk: `OTHERS`, `READS` or `WRITES`."""
@@ -130,8 +130,8 @@ class BlockIndex:
             return None
         parts = []
         begins = self._start[first]
-        for start, seen in self._groups_of(first, end):
-            position, ticks, address = seen.stores
+        for start, contents in self._groups_of(first, end):
+            position, ticks, address = contents.stores
             here = slice(*position.searchsorted(self._start[[first, end]] - start))
             parts.append((position[here] + (start - begins), ticks[here], address[here]))
         return join_stores(parts)
@@ -142,10 +142,10 @@ class BlockIndex:
             return True
         if self._data is None:
             return False
-        for start, seen in self._groups_of(first, end):
+        for start, contents in self._groups_of(first, end):
             # A loss between two chunks may be recorded with either.
             since, until = self._start[[first, end]] - start
-            if any(since <= lost.position <= until for lost in seen.lost):
+            if any(since <= lost.position <= until for lost in contents.lost):
                 return False
         return True
 
@@ -161,15 +161,15 @@ class BlockIndex:
                 return int(min([first, *different[:1]]))
         return int(different[0]) if different else None
 
-    def _groups_of(self, first: int, end: int) -> Iterator[tuple[int, Seen]]:
+    def _groups_of(self, first: int, end: int) -> Iterator[tuple[int, ChunkContents]]:
         """Yields each group of these chunks: the number of its first access, and its contents."""
         groups = self._ends.searchsorted([first, end - 1], side="right").tolist()
         for group in range(groups[0], groups[1] + 1):
             if not self._held or self._held[0] != group:
-                self._held = group, self._seen(group)
+                self._held = group, self._contents(group)
             yield int(self._start[self._firsts[group]]), self._held[1]
 
-    def _seen(self, group: int) -> Seen:
+    def _contents(self, group: int) -> ChunkContents:
         first, end = int(self._firsts[group]), int(self._ends[group])
         rows = self.chunks[first:end]
         accesses = int(self._start[end] - self._start[first])
@@ -191,7 +191,7 @@ class BlockIndex:
             for start, accesses, ticks, address in zip(starts, *columns_of, strict=True)
         ]
         last_ticks = rows["last_ticks"][rows["accesses"] > 0]
-        return Seen(
+        return ChunkContents(
             accesses,
             firsts,
             int(last_ticks[-1]) if last_ticks.size else -1,
@@ -229,32 +229,37 @@ class Builder:
         self._groups: list[Rows] = []
         self._data: list[bytes] | None = []
         self._data_bytes = 0
-        self._group: list[Seen] = []
+        self._group: list[ChunkContents] = []
         self._records = 0
 
-    def add(self, seen: Seen, holds: int, state: npt.NDArray[np.int64]) -> None:
+    def add(self, contents: ChunkContents, holds: int, state: npt.NDArray[np.int64]) -> None:
         """Add a chunk; `state` is the decoder's state after it."""
         row = np.zeros((), CHUNK)
-        row["accesses"], row["holds"] = seen.accesses, holds
-        row["stores"], row["others"] = seen.stores[0].size, len(seen.lost) + len(seen.marks)
-        (first,) = seen.firsts
+        row["accesses"], row["holds"] = contents.accesses, holds
+        row["stores"], row["others"] = (
+            contents.stores[0].size,
+            len(contents.lost) + len(contents.marks),
+        )
+        (first,) = contents.firsts
         if first:
             _, ticks, address, is_write = first
             row["first_ticks"], row["first_address"] = ticks, address | is_write
-            row["last_ticks"] = seen.last_ticks
+            row["last_ticks"] = contents.last_ticks
         row["next_block"], row["missing"], row["end_ticks"] = state
         self._chunks.append(row)
-        self._group.append(seen)
+        self._group.append(contents)
         self._records += int(row["stores"]) + int(row["others"])
         if self._records >= GROUP_RECORDS or len(self._group) == GROUP_CHUNKS:
             self._end_group()
 
     def _end_group(self) -> None:
-        seen = Seen.joined(self._group)
+        contents = ChunkContents.joined(self._group)
         row = np.zeros((), GROUP)
         row["offset"], row["chunks"] = self._data_bytes, len(self._group)
-        stores = [np.diff(column.astype(np.uint64), prepend=np.uint64(0)) for column in seen.stores]
-        words = np.concatenate([*stores, rows_of(seen.lost, seen.marks).ravel()])
+        stores = [
+            np.diff(column.astype(np.uint64), prepend=np.uint64(0)) for column in contents.stores
+        ]
+        words = np.concatenate([*stores, rows_of(contents.lost, contents.marks).ravel()])
         data = _CODEC.compress(to_planes(words.tobytes())).to_pybytes() if words.size else b""
         row["data_bytes"], row["data_crc"] = len(data), zlib_ng.crc32(data)
         self._data_bytes += len(data)

@@ -154,7 +154,7 @@ def join_stores(parts: Sequence[Stores]) -> Stores:
     return position, ticks, address
 
 
-class Seen(NamedTuple):
+class ChunkContents(NamedTuple):
     """The contents of some chunks except the reads; positions count from the first chunk.
 
     `firsts`: position, time, address and direction of each chunk's first access, or None;
@@ -169,15 +169,15 @@ class Seen(NamedTuple):
     marks: Sequence[MarkRecord]
 
     @staticmethod
-    def of(chunk: AnyChunk) -> Seen:
+    def of(chunk: AnyChunk) -> ChunkContents:
         """The contents of one chunk."""
         first = (0, *chunk.access(0)) if chunk.accesses else None
-        return Seen(
+        return ChunkContents(
             chunk.accesses, [first], chunk.last_ticks, chunk.stores(), chunk.lost, chunk.marks
         )
 
     @staticmethod
-    def joined(parts: Sequence[Seen]) -> Seen:
+    def joined(parts: Sequence[ChunkContents]) -> ChunkContents:
         """Concatenate `parts`."""
         firsts: list[tuple[int, int, int, bool] | None] = []
         stores: list[Stores] = []
@@ -192,7 +192,7 @@ class Seen(NamedTuple):
             marks += [replace(each, position=each.position + accesses) for each in part.marks]
             accesses += part.accesses
         last_ticks = max(part.last_ticks for part in parts)
-        return Seen(accesses, firsts, last_ticks, join_stores(stores), lost, marks)
+        return ChunkContents(accesses, firsts, last_ticks, join_stores(stores), lost, marks)
 
 
 @dataclass(frozen=True)

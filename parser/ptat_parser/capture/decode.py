@@ -2,7 +2,7 @@
 """Verifies the blocks of a capture stream and decodes their records.
 
 The layout is `ptat_parser.wire`'s. Nearly all words of a capture are accesses, so there is
-one compiled loop for blocks that hold nothing else (`look`), and one for any block
+one compiled loop for blocks that hold nothing else (`verify_plain`), and one for any block
 (`decode_blocks`).
 """
 
@@ -161,7 +161,7 @@ def delta_of(word: Integer) -> Integer:
 
 
 @jit
-def look(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> Integer:
+def verify_plain(words: U64, crc: U64, kind: Integer, state: npt.NDArray[np.int64]) -> Integer:
     """Verify blocks and return their contents; does not change `state` if that is `OTHERS`."""
     writes = np.uint64(0)
     seq = state[NEXT_SEQ]

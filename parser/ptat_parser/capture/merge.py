@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ptat_parser import wire
 from ptat_parser.capture.channel_sync import AlignedReader, aligned
-from ptat_parser.capture.chunks import AnyChunk, Chunk, Lost, MarkRecord, Seen
+from ptat_parser.capture.chunks import AnyChunk, Chunk, ChunkContents, Lost, MarkRecord
 from ptat_parser.capture.decode import COUNTER_TICKS, END_OF_TIME
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.formats.session import Session
@@ -47,7 +47,7 @@ class Reader(Protocol):
     def chunks(self) -> Iterator[AnyChunk]:
         """Yields the chunks; those that hold only accesses may be undecoded."""
 
-    def seen(self) -> Iterator[Seen]:
+    def contents(self) -> Iterator[ChunkContents]:
         """Yields the contents of the stream except the reads."""
 
 
@@ -107,9 +107,9 @@ class MergedReader:
         """Yields the decoded chunks."""
         return iter(self)
 
-    def seen(self) -> Iterator[Seen]:
+    def contents(self) -> Iterator[ChunkContents]:
         """Yields the contents of the stream except the reads."""
-        return map(Seen.of, self)
+        return map(ChunkContents.of, self)
 
 
 def _first_ticks(reader: BusReader) -> int | None:
@@ -125,13 +125,13 @@ def _first_ticks(reader: BusReader) -> int | None:
 class _Note:
     """A loss or mark of one channel, between its accesses ``position - 1`` and `position`.
 
-    `told`: for the end of a loss, the note of its beginning.
+    `loss_begin`: for the end of a loss, its beginning.
     """
 
     position: int
     before_next: bool
     record: Lost | MarkRecord
-    told: Lost | None = None
+    loss_begin: Lost | None = None
 
 
 @dataclass
@@ -231,9 +231,9 @@ class _Merger:
                 chunk.marks.append(replace(record, position=position))
             return
         at = self._accesses + position
-        if note.told is None:
+        if note.loss_begin is None:
             self._loss_began[id(record)] = at
-        elif self._loss_began.pop(id(note.told)) == at:
+        elif self._loss_began.pop(id(note.loss_begin)) == at:
             return
         chunk.lost.append(replace(record, position=position))
 

@@ -17,7 +17,14 @@ import numpy.typing as npt
 from ptat_parser import wire
 from ptat_parser.capture import block_index
 from ptat_parser.capture.block_index import BlockIndex, Builder
-from ptat_parser.capture.chunks import AnyChunk, Chunk, Lost, PlainChunk, Seen, lost_and_marks
+from ptat_parser.capture.chunks import (
+    AnyChunk,
+    Chunk,
+    ChunkContents,
+    Lost,
+    PlainChunk,
+    lost_and_marks,
+)
 from ptat_parser.capture.decode import (
     END_OF_TIME,
     LAST_TICKS,
@@ -31,8 +38,8 @@ from ptat_parser.capture.decode import (
     crcs,
     decode_blocks,
     kind_of,
-    look,
     problem_of,
+    verify_plain,
 )
 from ptat_parser.errors import BadInput, ParseError
 from ptat_parser.formats.archive import ArchiveStream, open_stream
@@ -138,9 +145,9 @@ class BusReader:
         """Yields the chunks; those that hold only accesses are undecoded."""
         return (chunk for chunk, *_ in self._looked())
 
-    def seen(self) -> Iterator[Seen]:
+    def contents(self) -> Iterator[ChunkContents]:
         """Yields the contents of the stream except the reads; builds an index if there is none."""
-        return self.index.seen() if self.index else self._indexed()
+        return self.index.contents() if self.index else self._indexed()
 
     def stored_index(self) -> bytes:
         """The index as bytes, for an archive of this stream."""
@@ -149,13 +156,13 @@ class BusReader:
             pass
         return builder.stored()
 
-    def _indexed(self, builder: Builder | None = None) -> Iterator[Seen]:
+    def _indexed(self, builder: Builder | None = None) -> Iterator[ChunkContents]:
         builder = builder or Builder(self.path, self.blocks, self.chunk_blocks)
         for chunk, holds, state in self._looked():
-            seen = Seen.of(chunk)
+            contents = ChunkContents.of(chunk)
             if holds is not None:
-                builder.add(seen, holds, state)
-            yield seen
+                builder.add(contents, holds, state)
+            yield contents
         self.index = builder.index()
 
     def _looked(self) -> Iterator[tuple[AnyChunk, int | None, I64]]:
@@ -174,7 +181,7 @@ class BusReader:
                 state[:] = index.state_after(chunk - 1)
             self.read(first, words)
             crc = crcs(words)
-            holds = OTHERS if index else int(look(words, crc, kind_of(self.channel), state))
+            holds = OTHERS if index else int(verify_plain(words, crc, kind_of(self.channel), state))
             if holds == OTHERS:
                 yield self._decode(words, crc, first, state), holds, state
             else:

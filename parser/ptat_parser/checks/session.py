@@ -100,7 +100,7 @@ def _check_index(session: Session, report: Report) -> None:
         if not reader.index:
             return
         again = reader.without_index()
-        for _ in again.seen():
+        for _ in again.contents():
             pass
         assert again.index
         chunk = reader.index.first_difference(again.index)

@@ -50,7 +50,7 @@ def c_header() -> str:
 #define PTAT_ACCESS_LOG_SPACE(pgd_pfn) \\
     ((UINT64_C({BASE}) << {KIND_SHIFT}) | (UINT64_C(1) << {BASE_SPACE_SHIFT}) | (pgd_pfn))
 
-/* The last word: so many accesses are in the file. */
+/* The last word: number of accesses in the file. */
 #define PTAT_ACCESS_LOG_END(accesses) ((UINT64_C({BASE}) << {KIND_SHIFT}) | (accesses))
 
 #endif

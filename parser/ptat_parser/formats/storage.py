@@ -196,28 +196,31 @@ class _Passing(io.FileIO):
     """A file whose written pages are dropped from the page cache."""
 
     _size_bytes = 0
-    _told_bytes: int | None = 0  # end of the last call's range; None: no more calls
+    _advised_bytes: int | None = 0  # end of the last call's range; None: no more calls
 
     def write(self, data: Buffer, /) -> int:
         written = super().write(data)
         self._size_bytes += written
-        if self._told_bytes is not None and self._size_bytes - self._told_bytes >= PASSING_BYTES:
-            self._tell(self._told_bytes)
+        if (
+            self._advised_bytes is not None
+            and self._size_bytes - self._advised_bytes >= PASSING_BYTES
+        ):
+            self._advise(self._advised_bytes)
         return written
 
     def close(self) -> None:
-        if not self.closed and self._told_bytes is not None:
-            self._tell(self._told_bytes)
+        if not self.closed and self._advised_bytes is not None:
+            self._advise(self._advised_bytes)
         super().close()
 
-    def _tell(self, told_bytes: int) -> None:
+    def _advise(self, advised_bytes: int) -> None:
         """Start write-back of dirty pages, and drop clean ones."""
-        first = max(told_bytes - PASSING_TIMES * PASSING_BYTES, 0)
+        first = max(advised_bytes - PASSING_TIMES * PASSING_BYTES, 0)
         began_s = time.monotonic()
         with suppress(OSError):  # advice only
             os.posix_fadvise(self.fileno(), first, self._size_bytes - first, os.POSIX_FADV_DONTNEED)
         slow = time.monotonic() - began_s > PASSING_SLOW_S
-        self._told_bytes = None if slow else self._size_bytes
+        self._advised_bytes = None if slow else self._size_bytes
 
 
 @contextmanager

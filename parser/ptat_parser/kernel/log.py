@@ -216,7 +216,7 @@ def _read_cpu(
     return max(dropped, missed + uncounted), gaps
 
 
-class LogTail:
+class GrowingLog:
     """Reads a log that is still being written."""
 
     def __init__(self, directory: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser import wire
-from ptat_parser.capture.chunks import Lost, MarkRecord, Seen
+from ptat_parser.capture.chunks import ChunkContents, Lost, MarkRecord
 from ptat_parser.capture.decode import END_OF_TIME
 from ptat_parser.capture.merge import Reader
 from ptat_parser.errors import ParseError
@@ -65,7 +65,7 @@ class FirstAccess(NamedTuple):
 
 
 @dataclass
-class Survey:
+class CaptureScan:
     """Contents of the stream. Times are in ticks."""
 
     stores: MarkerStores
@@ -82,12 +82,12 @@ class Survey:
     chunks: list[FirstAccess | None] = field(default_factory=list)  # by chunk of the reader
 
 
-def survey(
+def scan_capture(
     reader: Reader,
     region: Region,
     progress: Progress = no_progress,
     entry_stores: EntryPairs | None = None,
-) -> Survey:
+) -> CaptureScan:
     """Find everything in the stream except the reads, from its index or by a pass over all of it.
 
     `entry_stores` receives the stores.
@@ -96,12 +96,12 @@ def survey(
     """
     base, size_bytes = np.uint64(region.base), np.uint64(region.size_bytes)
     marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
-    found = Survey(_no_stores())
+    found = CaptureScan(_no_stores())
     stores: list[tuple[npt.NDArray[Any], ...]] = []
     after_loss: list[npt.NDArray[np.bool_]] = []
     inside = False
     loss_pending = False
-    for chunk in reader.seen():
+    for chunk in reader.contents():
         rows, ticks, address = chunk.stores
         inside |= bool(np.any(address - base < size_bytes))
         if rows.size or chunk.lost:
@@ -144,7 +144,7 @@ def _any_inside(reader: Reader, region: Region) -> bool:
     return any(np.any(chunk.address - base < size_bytes) for chunk in reader)
 
 
-def _count(chunk: Seen, found: Survey) -> None:
+def _count(chunk: ChunkContents, found: CaptureScan) -> None:
     records: list[Lost | MarkRecord] = [*chunk.lost, *chunk.marks]
     for record in sorted(records, key=attrgetter("time_ticks")):
         if isinstance(record, Lost):
@@ -162,7 +162,7 @@ def _count(chunk: Seen, found: Survey) -> None:
     found.accesses += chunk.accesses
 
 
-def _count_mark(mark: MarkRecord, found: Survey) -> None:
+def _count_mark(mark: MarkRecord, found: CaptureScan) -> None:
     found.started |= mark.code == wire.Mark.START
     found.stopped |= mark.code == wire.Mark.STOP
     found.link_errors += mark.code == wire.Mark.LINK_ERROR

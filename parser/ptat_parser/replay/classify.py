@@ -90,12 +90,12 @@ def replay_accesses(
         following = _after_group(group, chunk_memory)
         latest = following[2]
         next_timed = next_event(memory)
-        quick_end = _until(words, time, i, end, now, latest, next_timed)
+        fast_end = _until(words, time, i, end, now, latest, next_timed)
         pmds_here = find_slots(words, i, end, memory)
         while i < end:
-            if tally.reads > 0 and i < quick_end and may_count(slots[i]):
+            if tally.reads > 0 and i < fast_end and may_count(slots[i]):
                 began, before = i, now
-                i, now = count_reads(words, time, began, quick_end, before, memory)
+                i, now = count_reads(words, time, began, fast_end, before, memory)
                 if room.config.records:
                     put_reads(words, time, began, i, before, memory)
                 if pmds_here or room.cursors.walk_pmd >= 0:
@@ -113,7 +113,7 @@ def replay_accesses(
                 apply_until(now, memory)
                 match_waited(now, memory)
                 next_timed = next_event(memory)
-                quick_end = _until(words, time, i, end, now, latest, next_timed)
+                fast_end = _until(words, time, i, end, now, latest, next_timed)
                 if tally.reads > 0 and may_count(slots[i - 1]):
                     # Only the event had interrupted the fast path.
                     i, now = i - 1, before

@@ -14,10 +14,10 @@ from ptat_parser.order import markers
 U64 = npt.NDArray[np.uint64]
 
 LOSS, NOTHING = -1, -2
-"""Steps of a schedule that are not events."""
+"""Steps that are not events."""
 
 
-class Schedule:
+class EventPositions:
     """Applies table events by position, or by time (`ticks`) where the marker was lost.
 
     `started`: nothing is missing before the first access; `losses`: positions of accesses before

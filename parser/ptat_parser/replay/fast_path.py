@@ -66,14 +66,14 @@ AHEAD = 64
 def find_slots(words: U64, start: Integer, end: Integer, memory: RoomMemory) -> bool:
     """Fill `Room.slots` for the accesses ``[start, end)``; return whether any are PMD entries."""
     room = memory.room
-    config, quick_slot, slots = room.config, room.t.quick_slot, room.slots
+    config, fast_slot, slots = room.config, room.t.fast_slot, room.slots
     base, size = config.base >> TO_ENTRY, config.size >> TO_ENTRY
     in_line = np.uint64(ENTRIES - config.line)  # masks an index to the line's first entry
     i, stop = np.uint64(start), np.uint64(end)
     flags = np.uint32(0)
     while i < stop:
         place = min((get_apart(words, i) & _PLACE) - base, size)
-        first = get_apart(quick_slot, place >> _PAGE_SHIFT)
+        first = get_apart(fast_slot, place >> _PAGE_SHIFT)
         flags |= first
         put_apart(slots, i, np.uint32(np.uint64(first & _SLOT) + (place & in_line)))
         i += _ONE

@@ -43,7 +43,7 @@ from ptat_parser.replay.page_tables import (
     UNTRACED,
     WITH_LEAVES,
     are_misses,
-    first_quick,
+    first_fast,
 )
 from ptat_parser.replay.state import FAULT, LEAST_UNKNOWN, MISS, NEVER, RoomMemory
 
@@ -75,9 +75,7 @@ def _watch(range_: Integer, step: Integer, memory: RoomMemory) -> None:
     page = t.last_page[range_]
     if page >= 0 and t.level[page] == 1 and t.range_of_frame[t.frame[page]] == range_:
         frame = t.frame[page]
-        t.quick_slot[page] = (
-            NO_SLOT if t.watched[range_] else first_quick(frame, 1, t.parent[frame])
-        )
+        t.fast_slot[page] = NO_SLOT if t.watched[range_] else first_fast(frame, 1, t.parent[frame])
 
 
 @bare

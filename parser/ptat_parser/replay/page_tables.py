@@ -86,7 +86,7 @@ class Tables(NamedTuple):
     - `level`, `store_level` (uint8): level of the table for reads and for stores, or 0. Stores
       begin when the page is allocated, before it is linked.
     - `frame` (int32): index of the page among the pages used, or -1.
-    - `quick_slot` (uint32, one element more): first slot of the table, with the bit `OF_PMDS` for a
+    - `fast_slot` (uint32, one element more): first slot of the table, with the bit `OF_PMDS` for a
       PMD table; `NO_SLOT` if there is no table, or for a PTE table with a pending fault event.
 
     Per frame:
@@ -120,7 +120,7 @@ class Tables(NamedTuple):
     level: npt.NDArray[np.uint8]
     store_level: npt.NDArray[np.uint8]
     frame: npt.NDArray[np.int32]
-    quick_slot: npt.NDArray[np.uint32]
+    fast_slot: npt.NDArray[np.uint32]
     range_of_frame: npt.NDArray[np.int32]
     parent: npt.NDArray[np.int64]
     waits: npt.NDArray[np.bool_]
@@ -142,7 +142,7 @@ NO_SLOT = 0
 """First slot of frame 0, which no page of the region uses."""
 
 OF_PMDS = 1 << 31
-"""Bit of an element of `Tables.quick_slot`. Slots that need this bit themselves, in tables beyond
+"""Bit of an element of `Tables.fast_slot`. Slots that need this bit themselves, in tables beyond
 the first 16 GiB of tables, are left out."""
 
 NO_PARENT, TABLES_ONLY, WITH_LEAVES = -1, -2, -3
@@ -201,7 +201,7 @@ class Rpt:
             level=np.zeros(pages, np.uint8),
             store_level=np.zeros(pages, np.uint8),
             frame=np.full(pages, -1, np.int32),
-            quick_slot=np.full(pages + 1, NO_SLOT, np.uint32),
+            fast_slot=np.full(pages + 1, NO_SLOT, np.uint32),
             range_of_frame=np.full(frames, -1, np.int32),
             parent=np.full(frames, NO_PARENT, np.int64),
             waits=np.zeros(frames, np.bool_),
@@ -367,15 +367,15 @@ class Rpt:
     def _link(self, mm_index: int, event: TableEvent, level: int) -> None:
         slot_address = event.slot_pa
         parent_slot = self.slot(slot_address)
-        span = ENTRIES << ENTRY_SHIFT[level]
-        base = event.va // span * span
+        table_bytes = ENTRIES << ENTRY_SHIFT[level]
+        base = event.va // table_bytes * table_bytes
         if parent_slot >= 0:
             parent = self.tables.range_of_frame[parent_slot // ENTRIES]
             if parent >= 0:
                 above = self.ranges[parent]
                 fits = above.level == level + 1
                 if fits:
-                    base = above.base + parent_slot % ENTRIES * span
+                    base = above.base + parent_slot % ENTRIES * table_bytes
                 self.inconsistent += not fits or above.mm != mm_index
             self._announce(slot_address, TABLE if self._inside(event.pa) else UNTRACED)
         if not self._inside(event.pa):  # the region was full
@@ -393,13 +393,13 @@ class Rpt:
         self._own(page, self.range_index(mm_index, base, level), parent_slot)
 
     def _move(self, mm_index: int, address: int, va: int) -> None:
-        span = ENTRIES << ENTRY_SHIFT[2]
-        base = va // span * span
+        table_bytes = ENTRIES << ENTRY_SHIFT[2]
+        base = va // table_bytes * table_bytes
         if not self._inside(address):  # an untraced PMD table, with traced tables below it
             for page, slot_address in list(self._slot_outside.items()):
                 if slot_address >> PAGE_SHIFT == address >> PAGE_SHIFT:
                     i = (slot_address >> 3) % ENTRIES
-                    range_ = self.range_index(mm_index, base + i * (span // ENTRIES), 1)
+                    range_ = self.range_index(mm_index, base + i * (table_bytes // ENTRIES), 1)
                     self._own(page, range_, NO_PARENT)
             return
         page = self._page(address)
@@ -409,7 +409,7 @@ class Rpt:
             child = self._child.get(first + i)
             if child is None or self.tables.parent[self.tables.frame[child]] != first + i:
                 continue
-            range_ = self.range_index(mm_index, base + i * (span // ENTRIES), 1)
+            range_ = self.range_index(mm_index, base + i * (table_bytes // ENTRIES), 1)
             self._own(child, range_, first + i)
 
     def _own(self, page: int, range_: int, parent_slot: int) -> None:
@@ -432,8 +432,8 @@ class Rpt:
         if self.ranges[range_].level == 1:
             t.parent[frame] = parent_slot
         watched = t.watched[range_] and not holds_pmds(t.parent[frame])
-        t.quick_slot[page] = (
-            NO_SLOT if watched else first_quick(frame, t.level[page], t.parent[frame])
+        t.fast_slot[page] = (
+            NO_SLOT if watched else first_fast(frame, t.level[page], t.parent[frame])
         )
 
     def restart(self) -> None:
@@ -450,8 +450,8 @@ class Rpt:
         of_pmds = holds_pmds(t.parent[frames])
         first = frames * ENTRIES
         plain = (t.level[pages] == np.where(of_pmds, 2, 1)) & (first < OF_PMDS)
-        t.quick_slot[:] = NO_SLOT
-        t.quick_slot[pages] = np.where(plain, first | np.where(of_pmds, OF_PMDS, 0), NO_SLOT)
+        t.fast_slot[:] = NO_SLOT
+        t.fast_slot[pages] = np.where(plain, first | np.where(of_pmds, OF_PMDS, 0), NO_SLOT)
 
     def __getstate__(self) -> dict[str, Any]:
         """Drop the state that reads leave."""
@@ -553,8 +553,8 @@ def page_counted(
 
 
 @inlined
-def first_quick(frame: Integer, level: Integer, parent: Integer) -> Integer:
-    """The element of `Tables.quick_slot` of a table without pending fault events.
+def first_fast(frame: Integer, level: Integer, parent: Integer) -> Integer:
+    """The element of `Tables.fast_slot` of a table without pending fault events.
 
     `NO_SLOT` if the frame does not hold a table of this level any more.
     """

@@ -31,7 +31,7 @@ from ptat_parser.order.clock import Clock
 from ptat_parser.order.first_pass import FirstAccess, Progress, no_progress
 from ptat_parser.replay.classify import replay_accesses
 from ptat_parser.replay.entry_stores import store_all
-from ptat_parser.replay.event_positions import LOSS, NOTHING, Schedule
+from ptat_parser.replay.event_positions import LOSS, NOTHING, EventPositions
 from ptat_parser.replay.fast_path import AHEAD
 from ptat_parser.replay.page_counts import PAGE_COLUMNS, add_counts, in_order
 from ptat_parser.replay.page_faults import (
@@ -141,7 +141,7 @@ class Replayer:
         placement = order.placement
         for i in np.flatnonzero(placement.position == markers.APPLY_FIRST).tolist():
             self.rpt.apply(self.events[i], int(self.ticks[i]))
-        self.schedule = Schedule(placement, self.ticks, order.started, order.losses)
+        self.event_positions = EventPositions(placement, self.ticks, order.started, order.losses)
         self._marker_ticks: list[int] = placement.marker_ticks.tolist()
         self.stopped = order.stopped
         self.walk_steps = np.empty(0, np.int64)  # that segments began with, the last of them
@@ -200,13 +200,13 @@ class Replayer:
         None if other things may matter: losses, or bus addresses that stand for several entries.
         """
         cut_off = segment.end_ticks is None and not self.stopped
-        if self.config.line > 1 or cut_off or not self.schedule.is_placed:
+        if self.config.line > 1 or cut_off or not self.event_positions.is_placed:
             return None
         stores = reader.stores() if isinstance(reader, BusReader) else None
         if stores is None:
             return None
         position, _, address = stores
-        steps = self.schedule.until(segment.end_access)
+        steps = self.event_positions.until(segment.end_access)
         places = position.searchsorted([at - segment.first_access for at, _ in steps]).tolist()
         events = [event for _, event in steps]
         return address, [*zip(places, events, strict=True), (address.size, NOTHING)]
@@ -307,18 +307,18 @@ class _SegmentReplay:
     def run(self, progress: Progress) -> Part:
         """Replay the chunks, then the events after the last access."""
         replayer, segment, memory = self._replayer, self._segment, self._memory
-        schedule = replayer.schedule
+        positions = replayer.event_positions
         self._share()
         chunk_blocks = self._reader.chunk_blocks
         for number, chunk in enumerate(self._reader.chunks(), segment.first_block // chunk_blocks):
-            steps = schedule.within(chunk, self._done_accesses)
+            steps = positions.within(chunk, self._done_accesses)
             blocks = min((number + 1) * chunk_blocks, segment.end_block)
             self._replay_chunk(number, chunk, steps, partial(progress, "replaying", blocks))
         end_ticks = NEVER if segment.end_ticks is None else np.uint64(segment.end_ticks)
         watch_until(end_ticks, memory)
-        if segment.end_ticks is None and (schedule.lost or not replayer.stopped):
+        if segment.end_ticks is None and (positions.lost or not replayer.stopped):
             self._lose()
-        for event in schedule.rest(end_ticks):
+        for event in positions.rest(end_ticks):
             self._apply_until(replayer.ticks[event])
             self._apply(event, int(replayer.ticks[event]))
         apply_until(end_ticks, memory)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ptat_parser.capture.merge import Reader
 from ptat_parser.capture.reader import BusReader
-from ptat_parser.order.first_pass import FirstAccess, Survey
+from ptat_parser.order.first_pass import CaptureScan, FirstAccess
 from ptat_parser.replay.page_counts import PAGE_COLUMNS, merge, only_read
 from ptat_parser.replay.page_tables import Rpt
 from ptat_parser.replay.state import EXAMPLES, TALLY, Part, Record, Records, Segment
@@ -41,7 +41,9 @@ QUIET_S = 1e-3
 """Cut at least this far from a fault event, if there is such a place."""
 
 
-def plan(reader: Reader, found: Survey, from_fault_ticks: I64, tick_hz: float) -> list[Segment]:
+def plan(
+    reader: Reader, found: CaptureScan, from_fault_ticks: I64, tick_hz: float
+) -> list[Segment]:
     """The segments of a stream; a stream merged from several channels is not cut.
 
     `from_fault_ticks`: distance of each chunk's first access to the nearest fault event.

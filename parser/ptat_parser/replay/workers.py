@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ptat_parser.capture.merge import Reader
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.order.first_pass import Progress, no_progress
-from ptat_parser.replay.forked import Forked
+from ptat_parser.replay.child_process import ChildProcess
 from ptat_parser.replay.page_tables import Rpt
 from ptat_parser.replay.replayer import Replayer
 from ptat_parser.replay.segments import Joined, MakeOutput, Replay
@@ -114,9 +114,9 @@ def _in_processes(count: int, work: Work, progress: Progress) -> Generator[Done]
     claimed = multiprocessing.get_context("fork").Value("q", 0)
     claims = partial(_claims, claimed, len(work.segments), os.getpid())
     with contextlib.ExitStack() as stack:
-        others: list[Forked[Done]] = []
+        others: list[ChildProcess[Done]] = []
         for _ in range(min(count, len(work.segments)) - 1):
-            forked = Forked(lambda: work.replay(claims()), others)
+            forked = ChildProcess(lambda: work.replay(claims()), others)
             others.append(stack.enter_context(forked))
         yield work.replay(claims(), progress)
         for other in others:

@@ -16,7 +16,7 @@ from ptat_parser.capture.decode import END_OF_TIME
 from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import markers
 from ptat_parser.order.clock import Clock
-from ptat_parser.order.first_pass import Survey
+from ptat_parser.order.first_pass import CaptureScan
 from ptat_parser.order.markers import MarkerStores, Placement
 from ptat_parser.replay.page_faults import PATIENCE_S
 
@@ -40,7 +40,7 @@ class Gap:
 
 
 def find(
-    found: Survey,
+    found: CaptureScan,
     log: KernelLog,
     placed: Placement,
     fitted: Clock,

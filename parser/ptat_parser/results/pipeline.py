@@ -27,13 +27,13 @@ from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS
 from ptat_parser.order import clock, markers, program_order
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.entry_pairs import EntryPairs
-from ptat_parser.order.first_pass import Progress, no_progress, survey
+from ptat_parser.order.first_pass import Progress, no_progress, scan_capture
 from ptat_parser.replay import segments
 from ptat_parser.replay import workers as replay_workers
 from ptat_parser.replay.cluster import on_cluster
 from ptat_parser.replay.replayer import Order, Replayer
 from ptat_parser.replay.state import Segment
-from ptat_parser.results import gaps, trapped
+from ptat_parser.results import gaps, trap_pipeline
 from ptat_parser.results.pages import pages_of, write_pages
 from ptat_parser.results.reader import Results
 from ptat_parser.results.summary import FORMAT, VERSION, summary_of
@@ -114,7 +114,7 @@ def _parse_into(
 ) -> dict[str, Any]:
     session.check_files()
     if session.traps:
-        return trapped.parse_into(directory, session, progress, counts_only=counts_only)
+        return trap_pipeline.parse_into(directory, session, progress, counts_only=counts_only)
     channel = session.channel
     reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
     log = kernel_log.read_kernel_log(session.kernel_path)
@@ -125,7 +125,7 @@ def _parse_into(
         reader, behind = _ordered(directory, session, reader, log)
     else:
         entry_stores = EntryPairs(session, log)
-    found = survey(reader, session.region, progress, entry_stores)
+    found = scan_capture(reader, session.region, progress, entry_stores)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
         if session.complete and not there:
             if not salvage:

@@ -14,7 +14,7 @@ from ptat_parser.formats.session import Session
 from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import markers
 from ptat_parser.order.clock import Clock
-from ptat_parser.order.first_pass import Survey
+from ptat_parser.order.first_pass import CaptureScan
 from ptat_parser.replay import page_counts
 from ptat_parser.replay.page_tables import ENTRIES, ENTRY_SHIFT
 from ptat_parser.replay.segments import Replay
@@ -30,7 +30,7 @@ VERSION = 5
 
 def summary_of(
     session: Session,
-    found: Survey,
+    found: CaptureScan,
     log: KernelLog,
     placement: markers.Placement,
     fitted: Clock,
@@ -94,7 +94,7 @@ def summary_of(
 
 
 def _losses(
-    found: Survey, log: KernelLog, placement: markers.Placement
+    found: CaptureScan, log: KernelLog, placement: markers.Placement
 ) -> tuple[dict[str, int], int]:
     """Losses by kind, and an upper bound of the lost accesses and events."""
     losses = {
@@ -142,14 +142,14 @@ def _ns(fitted: Clock, ticks: int | None) -> int | None:
     return None if ticks is None else fitted.ns(ticks)
 
 
-def _incomplete_reason(session: Session, found: Survey) -> str | None:
+def _incomplete_reason(session: Session, found: CaptureScan) -> str | None:
     if found.sampled_one_in > 1:
         sampled = f"1 in {found.sampled_one_in} accesses sampled"
         return f"{session.incomplete_reason}; {sampled}" if not session.complete else sampled
     return session.incomplete_reason
 
 
-def _warnings(session: Session, found: Survey, faults: bool, fitted: Clock) -> list[str]:
+def _warnings(session: Session, found: CaptureScan, faults: bool, fitted: Clock) -> list[str]:
     warnings = []
     reason = _incomplete_reason(session, found)
     if reason:

@@ -40,7 +40,7 @@ WORKLOADS = Path(__file__).resolve().parents[3] / "host" / "workloads"
 
 
 class CellFailed(PtatError):
-    """What was asked for cannot be measured here; other cells may be. `steps`: how far it came."""
+    """This cell cannot be measured here; other cells may be. `steps`: how far it came."""
 
     def __init__(self, message: str, hint: str, steps: Sequence[Mapping[str, object]]) -> None:
         super().__init__(message, hint)
@@ -145,7 +145,7 @@ class Place:
         return PtatError(
             f"what does the measurements ended with {status}"
             + (f": {said[0].removeprefix('ptat: error: ')}" if said else ""),
-            "the same command goes on with what is left",
+            "the same command continues with the rest",
         )
 
     def _perf(self, done: Done) -> dict[str, Stat]:

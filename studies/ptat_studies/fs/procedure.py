@@ -24,7 +24,7 @@ SECTOR_BYTES = 512
 UNMOUNT_TRIES = 50
 UNMOUNT_PAUSE_S = 0.1
 METADATA_SHARE = 16
-"""A file system keeps about one part in so many of a device for itself."""
+"""A file system's own data take about 1/16 of a device."""
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -298,7 +298,7 @@ def _check_dax(directory: Path) -> None:
             options = [*fields[5].split(","), *fields[-1].split(",")]
             if "dax" in options or "dax=always" in options:
                 return
-            raise PtatError("the file system was mounted without DAX, though it was told to")
+            raise PtatError("the file system was mounted without DAX, although its options name it")
 
 
 def _check_space(directory: Path, needs_bytes: int) -> None:

@@ -96,7 +96,7 @@ def render(done: Sweep) -> RenderableType:
     notes = [Text(f"taken on  {done.plan.where}")]
     notes += [Text(f"failed    {_name(one)}: {one.error}") for one in done.failed]
     if done.left:
-        notes.append(Text(f"left      {len(done.left)} cells: the same command goes on"))
+        notes.append(Text(f"left      {len(done.left)} cells: the same command continues"))
     return Group(table, "", *notes)
 
 

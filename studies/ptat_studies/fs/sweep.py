@@ -260,7 +260,7 @@ class Sweep:
         show: Callable[[str, int, int], None],
         cells: Iterable[Cell] | None = None,
     ) -> None:
-        """Measure what is left. Each cell is on the disk before the next is asked for.
+        """Measure the remaining cells. Each is on the disk before the next begins.
 
         :param show: see `progress.bar`.
         :param cells: which of those that are left, and in which order; None: all.

@@ -97,7 +97,7 @@ class Climb:
 def climb(times_ns: F64, weights: F64, change_ns: F64, start: int) -> Climb:
     """Search a page size while the program runs, one window after the other.
 
-    It takes a step to a larger one, goes on that way as long as it becomes faster, and turns where
+    It takes a step to a larger one, continues while it becomes faster, and turns where
     it does not. It never stays, for the program may change.
 
     :param times_ns: of an access in each window with each page size, shape ``(windows, sizes)``.

@@ -64,7 +64,7 @@ class References(AbstractContextManager["References"]):
         :param cache_bytes: leave out what hits in a cache of this size before the memory, with
             lines of 64 bytes and 8 ways, replaced by LRU; 0: nothing. As Cachegrind's, it does not
             tell loads from stores.
-        :param progress: told how much of how much of the trace was read.
+        :param progress: called with the bytes read and the size of the trace.
         :raises PtatError: the trace cannot be read, or has no accesses.
         """
         self.name, self.format = accesses.name, accesses.format

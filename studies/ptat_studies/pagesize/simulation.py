@@ -30,14 +30,14 @@ class Measured:
     """That were touched."""
     references: I64
     tlb_misses: I64
-    """With as many entries as was asked for."""
+    """TLB misses with the given number of entries."""
     misses_by_entries: I64
     """Of the whole trace, with 0, 1, 2 … entries up to one for each page."""
     faults: dict[int, I64]
     """By the memory's percentage of the footprint; without those that hold no page of this size."""
 
     def miss_rate(self, entries: int) -> float:
-        """TLB misses per reference with so many entries."""
+        """TLB misses per reference with a number of entries."""
         at = min(entries, self.misses_by_entries.size - 1)
         return float(self.misses_by_entries[at] / self.references.sum())
 
@@ -54,7 +54,7 @@ class Measured:
 
 
 def frames(footprint_bytes: int, percent: int, page_bytes: int) -> int:
-    """How many pages a memory of so many percent of the footprint holds."""
+    """Number of pages in a memory of `percent` of the footprint."""
     return footprint_bytes * percent // (100 * page_bytes)
 
 
@@ -71,7 +71,7 @@ def measure(
     :param page_sizes: in bytes, powers of two from `references.unit_bytes` up.
     :param percents: memory sizes in percent of the footprint.
     :param entries: of the TLB, fully associative.
-    :param progress: told how many of how many page sizes are done.
+    :param progress: called with the number of page sizes that are done, and of all.
     :raises PtatError: no memory holds a page of any size.
     """
     if not any(

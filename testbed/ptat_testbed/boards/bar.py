@@ -76,7 +76,7 @@ class TraceWriter:
 
     def __init__(self, file: BinaryIO, region: range) -> None:
         from ptat_parser.capture.writer import (
-            BlockWriter,  # numba: only who records here waits for it
+            BlockWriter,  # imports numba, which other boards do not need
         )
 
         self._writer = BlockWriter(file)

@@ -58,7 +58,7 @@ class Settings:
 
     @classmethod
     def of(cls, request: RecordRequest) -> Settings:
-        """Parse what the user asked for.
+        """Parse the user's options.
 
         :raises PtatError: it makes no sense.
         """
@@ -233,7 +233,7 @@ class Recording:
         on_stop: Callable[[qemu.Machine], None],
         known: dict[str, Any] | None,
     ) -> tuple[session.Outcome, list[str]]:
-        """What the guest told, and what our plugin complained about.
+        """What the guest reported, and what our plugin complained about.
 
         Boots again where QEMU aborts before the recorded time: see docs/testbed.md.
         """
@@ -298,13 +298,13 @@ class Recording:
         return metadata
 
     def _region_metadata(self, outcome: session.Outcome) -> dict[str, Any]:
-        """`region` of session.json: what the kernel says, not what we asked it for."""
-        told = numbers(outcome.texts["region"])
+        """`region` of session.json: as the kernel reports it, not as we requested it."""
+        region = numbers(outcome.texts["region"])
         return {
-            "base": told["base"],
-            "size_bytes": told["size"],
-            "marker_slots": told["marker_slots"],
-            "marker_stride_bytes": told["marker_stride"],
+            "base": region["base"],
+            "size_bytes": region["size"],
+            "marker_slots": region["marker_slots"],
+            "marker_stride_bytes": region["marker_stride"],
             "levels": self.request.levels,
             "readback": outcome.texts["readback"].strip() == "on",
             "markers": self.request.markers or "store",

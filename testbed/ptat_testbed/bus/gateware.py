@@ -13,7 +13,7 @@ marker, keeps its place.
 **Time.** A guest under emulation is tens of times slower than silicon, its bus is not: one
 nanosecond of the plugin is `TICKS_PER_NS` clocks of the bus, so that an access is over before the
 model has the next. Where nothing happens for longer, the harness lets the snoopers' time jump.
-Refresh goes on at the pace of the clocks that are simulated.
+Refresh continues at the pace of the clocks that are simulated.
 
 **Truth.** The walks' times are those of the plugin's bus. They become the times at which the
 harness, not the snooper, saw the walk's leaf read on the bus.
@@ -37,7 +37,7 @@ from ptat_host.calibration.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Wind
 from ptat_host.calibration.observations import between_flushes
 from ptat_parser.formats import truth
 from ptat_testbed.bus.controller import Channels
-from ptat_testbed.bus.snooped import SnoopedMemory
+from ptat_testbed.bus.snooped_memory import SnoopedMemory
 
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]

@@ -95,7 +95,7 @@ class Counts:
     clocks: int
     """That were simulated."""
     reads: int
-    """Of the BAR, as QEMU asked for them."""
+    """Reads of the BAR as QEMU issued them."""
     writes: int
     waiting: bool
     """A read has been waiting for its answer for hundreds of clocks."""

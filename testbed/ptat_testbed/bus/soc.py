@@ -32,7 +32,7 @@ from ptat_testbed.bus.gateware import (
     Bools,
     Replay,
 )
-from ptat_testbed.bus.snooped import MAPPING
+from ptat_testbed.bus.snooped_memory import MAPPING
 
 PATIENCE_S = 10.0
 """For an answer: the device is some hundred times slower than a real one."""

@@ -22,7 +22,7 @@ from ptat_testbed.guest.steps import progress
 SOURCES = Path(__file__).resolve().parents[3]
 KERNEL_SCRIPT = SOURCES / "kernel-patch" / "build.sh"
 VERSION = "6.12"
-"""What build.sh builds if not told otherwise."""
+"""What build.sh builds by default."""
 PLUGIN_SCRIPT = SOURCES / "testbed" / "plugin" / "build.sh"
 INIT_SOURCE = SOURCES / "testbed" / "guest" / "init.c"
 KERNEL_HEADERS = SOURCES / "kernel-patch" / "src" / "include" / "uapi"

@@ -23,7 +23,7 @@ from ptat_testbed.guest.build import INIT_FLAGS, SOURCES
 MACHINE = ("-M", "q35,max-ram-below-4g=2G", "-nodefaults", "-display", "none", "-no-reboot")
 EMULATED = ("-accel", "tcg", "-cpu", "max,la57=off")
 LOOK_S = 60.0
-"""So often it is looked at whether QEMU lost a timer."""
+"""Interval of the checks whether QEMU lost a timer."""
 LOCAL_TIMER_VECTOR = 236
 INTERRUPTS_ENABLED = 1 << 9  # of EFLAGS
 

@@ -57,7 +57,7 @@ class GuestDied(Exception):
 
 @dataclass
 class Outcome:
-    """What the guest told."""
+    """Values that the guest reported."""
 
     exit_status: int | None = None
     interrupted: bool = False
@@ -209,7 +209,7 @@ class Guest:
         """`on_start` and `on_stop` are called right before and after the recorded time.
 
         :param settings: a `configuration`.
-        :param on_start: gets what the guest has told by then.
+        :param on_start: called with what the guest has reported by then.
         """
         self._machine = machine
         self._configuration = settings

@@ -164,7 +164,7 @@ def usb(board: Path) -> dict[str, float]:
     """Over the guest's USB."""
     with tempfile.TemporaryDirectory(prefix="ptat-bench-") as temporary:
         session = Path(temporary)
-        told, source = session / "told", session / "source"
+        figures_file, source = session / "figures", session / "source"
         write_source(source, USB_BLOCKS, seed=1)
         recording = guest_run.Recording(
             RecordRequest(
@@ -184,7 +184,7 @@ def usb(board: Path) -> dict[str, float]:
         base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
         # What the guest's program prints comes out of our standard output.
         before = os.dup(1)
-        with told.open("wb") as file:
+        with figures_file.open("wb") as file:
             os.dup2(file.fileno(), 1)
             try:
                 result = recording.record(recording.machine_config(base))
@@ -193,7 +193,7 @@ def usb(board: Path) -> dict[str, float]:
                 os.close(before)
         if not result.complete or result.exit_status:
             raise RuntimeError(f"the guest: {result.reason or result.exit_status}")
-        figures: dict[str, float] = json.loads(told.read_text())
+        figures: dict[str, float] = json.loads(figures_file.read_text())
         return figures
 
 

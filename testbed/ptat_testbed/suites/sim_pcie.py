@@ -5,7 +5,7 @@ The region lies in the endpoint's BAR (see `boards.pcie`), and QEMU logs each ac
 `testbed-bar`. The endpoint's trace, which its DMA wrote into the guest's memory, must be that log,
 access by access. ``ptat validate`` must explain each read.
 
-One workload finds nobody who empties the ring at first: its walks must come to a stop, and nothing
+In one workload nobody empties the ring at first: its walks must come to a stop, and nothing
 may be missing after the ring is emptied. Others record themselves, through the driver of their own
 kernel (see `pcie_driver`); QEMU's log is cut where the driver starts and ends the recording.
 

@@ -39,7 +39,7 @@ from ptat_parser import wire
 from ptat_parser.capture.chunks import Lost
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.errors import BadInput, PtatError
-from ptat_testbed.bus.snooped import SnoopedMemory, bank_in_all
+from ptat_testbed.bus.snooped_memory import SnoopedMemory, bank_in_all
 
 U64 = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
@@ -54,7 +54,7 @@ SEGMENT = 1 << 16
 BURST = 4096
 """Requests between which the link is given time: half of what the snooper's buffer holds."""
 CAUGHT_UP_CLOCKS = 64
-"""A link that is silent for so long has all blocks that are complete."""
+"""A link that is silent for this time has sent all complete blocks."""
 
 
 class Wrong(Exception):
@@ -124,7 +124,7 @@ def generate(count: int, memory_bytes: int, seed: int) -> Iterator[Requests]:
 
 
 def shared_out(segments: Sequence[Requests], jobs: int) -> list[Sequence[Requests]]:
-    """Segments for each of so many simulators, about as many, in order."""
+    """Split the segments among `jobs` simulators, evenly and in order."""
     ends = [len(segments) * job // jobs for job in range(jobs + 1)]
     return [segments[a:b] for a, b in pairwise(ends) if a < b]
 

@@ -101,20 +101,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     of_pages = page_sizes(output / "plots" / "pagesize")
     sweep = file_systems(output / "bench-fs", output / "plots" / "bench-fs")
-    told = report.as_dict(sweep)
-    for failure in told["failed"]:
+    summary = report.as_dict(sweep)
+    for failure in summary["failed"]:
         print(f"studies-small: {failure}", file=sys.stderr)
-    functions = {} if told["failed"] else kernel_functions(sweep)
+    functions = {} if summary["failed"] else kernel_functions(sweep)
     result = {
         "pagesize": of_pages,
-        "cells": told["cells"],
-        "failed": len(told["failed"]),
-        "ext4_vs_dax": {name: round(value, 3) for name, value in told["ext4_vs_dax"].items()},
+        "cells": summary["cells"],
+        "failed": len(summary["failed"]),
+        "ext4_vs_dax": {name: round(value, 3) for name, value in summary["ext4_vs_dax"].items()},
         "top_kernel_functions": functions,
         "seconds": round(time.monotonic() - begin, 1),
     }
     print(json.dumps(result))
-    return 1 if told["failed"] or told["left"] else 0
+    return 1 if summary["failed"] or summary["left"] else 0
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Case:
     name: str
     faults: Sequence[str]
     expected: Callable[[list[bytes], Outcome], bool]
-    """Whether what the blocks of the source became is told exactly."""
+    """Whether the recording states exactly what became of the source's blocks."""
     options: Sequence[str] = ()
     file_bytes_max: int | None = None
     """How large files may become: a disk that gets full."""
@@ -230,7 +230,7 @@ class UsbBoard:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
-        # Its device goes with it; the next one must not be taken for it.
+        # Its device goes with it; the next one must not be mistaken for it.
         while _devices():
             time.sleep(0.05)
 
@@ -313,7 +313,7 @@ def _two_hosts(sessions: Path, program: Path, source: Path) -> bool:
 
 
 def _kill(session: Path, program: Path, source: Path, after_s: float) -> bool:
-    """Kill ptat so long after its capture began: what is in the file is the source's beginning."""
+    """Kill ptat `after_s` into its capture; the file must hold the beginning of the source."""
     with UsbBoard(program, source, (f"slow:{SLOW_US}",)):
         ptat = _start(session, (), ("sleep", "600"), session.with_suffix(".stderr"))
         capture = session / "bus.0.raw"

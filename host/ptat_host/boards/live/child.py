@@ -65,7 +65,7 @@ def attend(child: subprocess.Popen[bytes], tick: Callable[[], str | None], run: 
     :param tick: is called each `MARKER_MS`; what it returns is why the recording must end.
     """
     pidfd = os.pidfd_open(child.pid)
-    asked_s: float | None = None
+    stopped_s: float | None = None
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
@@ -75,14 +75,14 @@ def attend(child: subprocess.Popen[bytes], tick: Callable[[], str | None], run: 
                     break
                 failure = tick()
                 run.failure = run.failure or failure
-                if run.failure and asked_s is None:
-                    asked_s = time.monotonic()
+                if run.failure and stopped_s is None:
+                    stopped_s = time.monotonic()
                     if not run.interrupted:
                         child.terminate()
-                elif asked_s is not None and time.monotonic() - asked_s > GRACE_S:
+                elif stopped_s is not None and time.monotonic() - stopped_s > GRACE_S:
                     child.kill()
             except KeyboardInterrupt:
-                # A terminal has told the command, too.
+                # A terminal has signalled the command, too.
                 if run.interrupted:
                     child.kill()
                 run.interrupted = True

@@ -130,12 +130,12 @@ class LiveMachine:
     @property
     def region(self) -> dict[str, Any]:
         """`region` of session.json."""
-        told = directory_numbers(CONTROL / "region")
+        region = directory_numbers(CONTROL / "region")
         return {
-            "base": told["base"],
-            "size_bytes": told["size"],
-            "marker_slots": told["marker_slots"],
-            "marker_stride_bytes": told["marker_stride"],
+            "base": region["base"],
+            "size_bytes": region["size"],
+            "marker_slots": region["marker_slots"],
+            "marker_stride_bytes": region["marker_stride"],
             "levels": self._request.levels,
             "readback": (CONTROL / "readback").read_text().strip() == "on",
             "markers": _marker_access(),
@@ -210,7 +210,7 @@ class LiveMachine:
         return {"stat": stat, "check": check, "warnings": self._messages.warnings()}
 
     def _read_back(self, taking: contextlib.ExitStack) -> None:
-        """Let the kernel read the region back before it flushes TLBs, if that was asked for.
+        """Let the kernel read the region back before it flushes TLBs, if the request says so.
 
         Else the kernel's own choice stays: it does so where the region is a device.
         """
@@ -220,7 +220,7 @@ class LiveMachine:
             file.write_text("on")
 
     def _choose_markers(self, taking: contextlib.ExitStack) -> None:
-        """Let the kernel mark its events as was asked for; else as it does."""
+        """Let the kernel mark its events as the request says, or by default."""
         wanted = self._request.markers
         if wanted is None or wanted == _marker_access():
             return

@@ -2,8 +2,8 @@
 """``make calibrate``: from known reads to an exact trace, by a mapping that ptat found itself.
 
 In the guest, the region is read through /dev/mem at chosen addresses. Those reads go to LiteDRAM's
-controllers, whose mapping is a published one with a hashed channel; the snoopers are told nothing
-of it, and report coordinates. What `ptat calibrate` makes of that is held against the controllers'
+controllers, whose mapping is a published one with a hashed channel; the snoopers do not know it,
+and report coordinates. What `ptat calibrate` makes of that is held against the controllers'
 functions, and then programmed into snoopers that record a workload: every miss must be right.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from ptat_gateware.sim import geometry
 from ptat_host.calibration import dram
 from ptat_host.cli import main as ptat
-from ptat_testbed.bus import snooped
+from ptat_testbed.bus import snooped_memory
 
 WORKLOAD = ("gups", "--bytes", "1M", "--updates", "1280")
 
@@ -37,7 +37,7 @@ def agrees(found: dict[str, list[str]], determined: list[int], mapping: dram.Map
 
 
 def run(channels: int, directory: Path) -> dict[str, object]:
-    """Calibrate and record with so many channels.
+    """Calibrate and record with a number of channels.
 
     :raises RuntimeError: a command failed.
     """
@@ -48,11 +48,11 @@ def run(channels: int, directory: Path) -> dict[str, object]:
         raise RuntimeError("ptat calibrate failed")
     if ptat(["record", *bus, "--mapping", str(file), "-o", str(session), "--", *WORKLOAD]):
         raise RuntimeError("ptat record failed")
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         ptat(["validate", "--json", str(session)])
-    described, verdict = json.loads(file.read_text()), json.loads(told.getvalue())
-    mapping = dram.preset(snooped.MAPPING, channels, geometry.ROW_BITS)
+    described, verdict = json.loads(file.read_text()), json.loads(output.getvalue())
+    mapping = dram.preset(snooped_memory.MAPPING, channels, geometry.ROW_BITS)
     return {
         "channels": channels,
         "observations": described["observations"],
@@ -67,7 +67,7 @@ def run(channels: int, directory: Path) -> dict[str, object]:
 
 def main() -> int:
     """Command line; the last line is a JSON object."""
-    parser = argparse.ArgumentParser(prog="ptat_testbed.suites.calibrated", description=__doc__)
+    parser = argparse.ArgumentParser(prog="ptat_testbed.suites.calibration", description=__doc__)
     parser.add_argument(
         "--channels", type=int, choices=(1, 2), help="memory channels (default: first 1, then 2)"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""A session looked at while it grows: the same in the end, whatever was there at each look."""
+"""A session that is read while it grows: the totals are the same, however it was cut."""
 
 import json
 import random
@@ -13,8 +13,9 @@ import synthetic
 from ptat_parser import parse, wire
 from ptat_parser.errors import PtatError
 from ptat_parser.formats.session import Session
-from ptat_parser.live import follow
-from ptat_parser.live.follow import Look, Tail
+from ptat_parser.live import bus_monitor, increment
+from ptat_parser.live.bus_monitor import BusMonitor
+from ptat_parser.live.increment import Increment
 
 
 class Clock:
@@ -25,23 +26,23 @@ class Clock:
         return self.now
 
 
-def merged(looks: list[Look]) -> Look:
-    whole = Look()
-    for look in looks:
-        for name, value in vars(look).items():
+def merged(updates: list[Increment]) -> Increment:
+    whole = Increment()
+    for update in updates:
+        for name, value in vars(update).items():
             setattr(whole, name, getattr(whole, name) + value)
     return whole
 
 
-def by_page(tail_: Tail, look: Look) -> dict[tuple[int, int, int], int]:
+def by_page(monitor: BusMonitor, update: Increment) -> dict[tuple[int, int, int], int]:
     """Misses by (mm, address, page size)."""
     found: dict[tuple[int, int, int], int] = {}
-    columns = follow.rows(look.pages)
+    columns = increment.rows(update.pages)
     for mm, vaddr, size, misses in zip(
         *(columns[name].tolist() for name in ("mm", "vaddr", "page_size_bytes", "misses")),
         strict=True,
     ):
-        key = tail_.mms[mm].id, vaddr, size
+        key = monitor.mms[mm].id, vaddr, size
         found[key] = found.get(key, 0) + misses
     return found
 
@@ -59,14 +60,14 @@ def expected(path: Path) -> tuple[dict, dict[tuple[int, int, int], tuple[int, in
     }
 
 
-def agrees(tail_: Tail, look: Look, path: Path) -> None:
+def agrees(monitor: BusMonitor, update: Increment, path: Path) -> None:
     totals, pages = expected(path)
-    assert look.accesses == totals["accesses"] > 100
-    assert look.misses + look.faulted == totals["misses"] + totals["faulted"]
-    assert totals["misses"] <= look.misses
-    assert (look.pmd_reads, look.unexplained) == (totals["pmd_reads"], 0)
-    found = by_page(tail_, look)
-    assert sum(found.values()) == look.misses
+    assert update.accesses == totals["accesses"] > 100
+    assert update.misses + update.faulted == totals["misses"] + totals["faulted"]
+    assert totals["misses"] <= update.misses
+    assert (update.pmd_reads, update.unexplained) == (totals["pmd_reads"], 0)
+    found = by_page(monitor, update)
+    assert sum(found.values()) == update.misses
     for key, misses in found.items():
         least, most = pages.pop(key)
         assert least <= misses <= most
@@ -76,12 +77,14 @@ def agrees(tail_: Tail, look: Look, path: Path) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_all_at_once(session, seed):
     path = session(steps=400, seed=seed, granularity=8)
-    follower = Tail(Session(path))
-    look = follower.look()
-    agrees(follower, look, path)
-    assert look.stopped
-    assert (follower.waiting, look.lost_accesses, look.lost_blocks, look.lost_events) == (0,) * 4
-    assert follower.look() == Look()
+    monitor = BusMonitor(Session(path))
+    update = monitor.update()
+    agrees(monitor, update, path)
+    assert update.stopped
+    assert (monitor.waiting, update.lost_accesses, update.lost_blocks, update.lost_events) == (
+        0,
+    ) * 4
+    assert monitor.update() == Increment()
 
 
 def grow(source: Path, target: Path, numbers: random.Random) -> None:
@@ -100,17 +103,17 @@ def test_while_it_grows(session, tmp_path, seed):
     (growing / "kernel").mkdir(parents=True)
     shutil.copytree(path / "kernel" / "formats", growing / "kernel" / "formats")
     shutil.copy(path / "session.json", growing)
-    follower, numbers = Tail(Session(growing), Clock()), random.Random(seed)
-    looks, waited = [], False
-    while not any(look.stopped for look in looks) or follower.waiting:
+    monitor, numbers = BusMonitor(Session(growing), Clock()), random.Random(seed)
+    updates, waited = [], False
+    while not any(update.stopped for update in updates) or monitor.waiting:
         grow(path, growing, numbers)
-        looks.append(follower.look())
-        waited |= follower.waiting > 0
-        assert len(looks) < 1000
-    agrees(follower, merged(looks), path)
-    assert len([look for look in looks if look.misses]) > 3
+        updates.append(monitor.update())
+        waited |= monitor.waiting > 0
+        assert len(updates) < 1000
+    agrees(monitor, merged(updates), path)
+    assert len([update for update in updates if update.misses]) > 3
     assert waited
-    times = follow.rows(merged(looks).pages)["time_ns"]
+    times = increment.rows(merged(updates).pages)["time_ns"]
     assert times.size and (times > 0).any()
 
 
@@ -118,13 +121,13 @@ def test_while_it_grows(session, tmp_path, seed):
 def test_lines_of_entries(session, granularity):
     path = session(steps=400, granularity=granularity)
     totals, _ = expected(path)
-    follower = Tail(Session(path))
-    look = follower.look()
-    assert follower.span == granularity // 8
+    monitor = BusMonitor(Session(path))
+    update = monitor.update()
+    assert monitor.span == granularity // 8
     reads = totals["misses"] + totals["faulted"] + totals["pmd_reads"]
-    assert look.misses + look.faulted + look.pmd_reads == reads
+    assert update.misses + update.faulted + update.pmd_reads == reads
     # The first walk of an entry whose neighbour was stored to is not known to have faulted.
-    assert totals["misses"] <= look.misses <= totals["misses"] + totals["faulted"]
+    assert totals["misses"] <= update.misses <= totals["misses"] + totals["faulted"]
 
 
 def test_losses_are_counted(tmp_path):
@@ -136,14 +139,14 @@ def test_losses_are_counted(tmp_path):
     machine.lose(4)
     path = machine.write(tmp_path / "s")
     bus = path / "bus.0.raw"
-    look = Tail(Session(path)).look()
-    assert (look.lost_accesses, look.misses) == (4, 26)
+    update = BusMonitor(Session(path)).update()
+    assert (update.lost_accesses, update.misses) == (4, 26)
     data = bytearray(bus.read_bytes())
     data[100] ^= 1
     bus.write_bytes(data + data)  # a damaged block, then another one
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follow, "READ_BLOCKS", 1)
-        assert Tail(Session(path)).look().misses == 0
+        patch.setattr(bus_monitor, "READ_BLOCKS", 1)
+        assert BusMonitor(Session(path)).update().misses == 0
 
 
 def test_a_missing_block_is_lost(session):
@@ -154,12 +157,12 @@ def test_a_missing_block_is_lost(session):
     assert blocks > 3
     bus.write_bytes(data[: wire.BLOCK_BYTES] + data[2 * wire.BLOCK_BYTES :])
     clock = Clock()
-    follower = Tail(Session(path), clock)
-    looks = [follower.look()]
-    while follower.waiting:
-        clock.now += follow.WAIT_S
-        looks.append(follower.look())
-    whole = merged(looks)
+    monitor = BusMonitor(Session(path), clock)
+    updates = [monitor.update()]
+    while monitor.waiting:
+        clock.now += bus_monitor.WAIT_S
+        updates.append(monitor.update())
+    whole = merged(updates)
     assert (whole.lost_blocks, whole.stopped) == (1, True)
     assert 0 < whole.misses < expected_misses(data, bus, path)
 
@@ -174,22 +177,22 @@ def test_an_event_that_never_comes_is_given_up(session):
     for log in (path / "kernel").glob("cpu*.raw"):
         log.write_bytes(b"")
     clock = Clock()
-    follower = Tail(Session(path), clock)
-    assert follower.look().misses == 0
-    assert follower.waiting > 0
-    while follower.waiting:
-        clock.now += follow.WAIT_S
-        look = follower.look()
-    assert look.stopped is False and follower.waiting == 0
+    monitor = BusMonitor(Session(path), clock)
+    assert monitor.update().misses == 0
+    assert monitor.waiting > 0
+    while monitor.waiting:
+        clock.now += bus_monitor.WAIT_S
+        update = monitor.update()
+    assert update.stopped is False and monitor.waiting == 0
 
 
 def test_before_there_is_anything(session):
     path = session(steps=10)
     (path / "bus.0.raw").unlink()
     shutil.rmtree(path / "kernel")
-    follower = Tail(Session(path))
-    assert follower.look() == Look()
-    assert follower.seconds == 0.0
+    monitor = BusMonitor(Session(path))
+    assert monitor.update() == Increment()
+    assert monitor.seconds == 0.0
 
 
 def test_the_modelled_buffer(tmp_path):
@@ -198,14 +201,14 @@ def test_the_modelled_buffer(tmp_path):
     mm = machine.exec()
     machine.set_pte(mm, 0x5000, True)
     path = machine.write(tmp_path / "s")
-    follower = Tail(Session(path), drain_per_s=0.5e6)
+    monitor = BusMonitor(Session(path), drain_per_s=0.5e6)
     level = np.zeros(2)
     ticks = 10**9 + np.arange(4, dtype=np.uint64) * np.uint64(1000)
-    follow._fill(ticks, 0.5e-3, level)
+    bus_monitor._fill(ticks, 0.5e-3, level)
     assert level[0] == 2.5
-    follower.look()
-    assert follower.level > 0
-    assert Tail(Session(path)).level == 0
+    monitor.update()
+    assert monitor.level > 0
+    assert BusMonitor(Session(path)).level == 0
 
 
 def test_clocks_of_their_own(session):
@@ -214,4 +217,4 @@ def test_clocks_of_their_own(session):
     description["board"]["clocks"] = "pulses"
     (path / "session.json").write_text(json.dumps(description))
     with pytest.raises(PtatError, match="separate clocks"):
-        Tail(Session(path))
+        BusMonitor(Session(path))

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +25,9 @@ from ptat_parser.compiled.jit import Integer, bare, jit
 from ptat_parser.errors import PtatError
 from ptat_parser.formats.session import Session
 from ptat_parser.kernel import tracepoints
-from ptat_parser.kernel.log import LogTail
+from ptat_parser.kernel.log import GrowingLog
 from ptat_parser.kernel.tracepoints import TableEvent
+from ptat_parser.live.increment import STEP_S, Increment, PageMisses
 from ptat_parser.replay.entry_stores import TO_PAGE, entry_at, store
 from ptat_parser.replay.page_tables import EMPTY, ENTRIES, ENTRY_SHIFT, Mm, Rpt
 from ptat_parser.replay.state import (
@@ -53,8 +52,6 @@ READ_BLOCKS = 2048
 """Blocks to read at a time: 16 MiB."""
 WAIT_S = 5.0
 """How long to wait after a marker for its event in the log before it counts as lost."""
-STEP_S = 0.02
-"""Time resolution of the misses."""
 LATE_SEQS = 64
 """Largest disorder of markers, which several CPUs store concurrently."""
 
@@ -65,42 +62,8 @@ _STORES, _UNEXPLAINED, _TOUCHED = range(3, 6)
 """Further counters after the kinds of reads `MISS`, `FAULT` and `PMD_READ`."""
 
 
-@dataclass
-class Look:
-    """What arrived since the previous look."""
-
-    accesses: int = 0
-    misses: int = 0
-    faulted: int = 0
-    """Walks that read an empty entry."""
-    pmd_reads: int = 0
-    stores: int = 0
-    unexplained: int = 0
-    """Reads outside of known tables."""
-    lost_accesses: int = 0
-    lost_blocks: int = 0
-    lost_events: int = 0
-    """Events lost in the kernel's log."""
-    stopped: bool = False
-    """The capture has ended."""
-    pages: list[Counted] = field(default_factory=list)
-
-
-@dataclass
-class Counted:
-    """Misses by page up to a moment; arrays of shape ``(pages,)``."""
-
-    time_ns: int
-    """Kernel time, estimated from the markers."""
-    mm: I64
-    """Index into `Tail.mms`."""
-    vaddr: U64
-    page_size_bytes: I64
-    misses: I64
-
-
-class Tail:
-    """Follows a session; `waiting` accesses wait for the kernel's log."""
+class BusMonitor:
+    """Follows a bus session; `waiting` accesses wait for the kernel's log."""
 
     def __init__(
         self,
@@ -129,7 +92,7 @@ class Tail:
             _Stream(session.path / channel.file, channel.in_blocks)
             for channel in session.board.channels
         ]
-        self._log = LogTail(session.kernel_path)
+        self._log = GrowingLog(session.kernel_path)
         self._events: dict[int, TableEvent] = {}
         self._newest_seq = 0
         self._start_seq: int | None = None
@@ -177,19 +140,19 @@ class Tail:
             return 0.0
         return (self.last_ticks - self.first_ticks) / self._session.channel.tick_hz
 
-    def look(self) -> Look:
+    def update(self) -> Increment:
         """Read on to the current end of the files. Damaged blocks count as lost.
 
         :raises PtatError: the kernel's log is damaged.
         """
-        found = Look()
+        found = Increment()
         more = True
         while more:
             more = self._read(found)
             self._replay(found)
         return found
 
-    def _read(self, found: Look) -> bool:
+    def _read(self, found: Increment) -> bool:
         """Read what was added to the files; return whether there may be more."""
         # Read the log first: the event of a marker read afterwards is in no earlier page.
         lost = self._log.lost_events
@@ -220,7 +183,7 @@ class Tail:
         self._held = ticks, address, write
         return more
 
-    def _replay(self, found: Look) -> None:
+    def _replay(self, found: Increment) -> None:
         ticks, address, write = self._held
         region, at = self._session.region, 0
         step_ticks = max(int(STEP_S * self._session.channel.tick_hz), 1)
@@ -282,7 +245,7 @@ class Tail:
             seq in self._events or (self._last_seq is not None and seq <= self._last_seq)
         )
 
-    def _apply(self, seq: int | None, ticks: int, found: Look) -> None:
+    def _apply(self, seq: int | None, ticks: int, found: Increment) -> None:
         """Apply the event of a marker, and older events whose markers were not seen."""
         if seq is None:
             return
@@ -311,7 +274,7 @@ class Tail:
         at = _walk(address, write, start, self._counts, self._touched, self._sums, self._memory)
         return int(at)
 
-    def _harvest(self, found: Look, ticks: int) -> None:
+    def _harvest(self, found: Increment, ticks: int) -> None:
         """Attribute the counted slots to pages, before their tables change."""
         n = int(self._sums[_TOUCHED])
         self._sums[_TOUCHED] = 0
@@ -330,7 +293,7 @@ class Tail:
         base = np.array([one.base for one in ranges], np.uint64)[row]
         shift = np.where(level == 1, ENTRY_SHIFT[1], ENTRY_SHIFT[2])
         found.pages.append(
-            Counted(
+            PageMisses(
                 self._kernel_ns(ticks),
                 mm,
                 base + (slots % ENTRIES << shift).astype(np.uint64),
@@ -363,7 +326,7 @@ class _Stream:
         self._blocks = 0
         self._state = np.array([-1, 0, 0], np.int64)  # see `blocks`
 
-    def read(self, found: Look) -> tuple[Accesses, bool]:
+    def read(self, found: Increment) -> tuple[Accesses, bool]:
         """Accesses of the whole blocks that were added, and whether there may be more."""
         try:
             with self._path.open("rb") as file:
@@ -444,18 +407,3 @@ def _walk(
                 sums[_TOUCHED] += 1
             counts[slot] += np.uint32(1)
     return address.size
-
-
-def rows(pages: list[Counted]) -> dict[str, npt.NDArray[Any]]:
-    """Concatenate the pages of several looks; `time_ns` becomes a column."""
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype in (("mm", np.int64), ("vaddr", np.uint64), ("page_size_bytes", np.int64),
-                        ("misses", np.int64)):  # fmt: skip
-        columns[name] = np.concatenate(
-            [np.zeros(0, dtype), *(getattr(one, name) for one in pages)]
-        ).astype(dtype)
-    columns["time_ns"] = np.repeat(
-        np.array([one.time_ns for one in pages], np.int64),
-        np.array([one.mm.size for one in pages], np.int64),
-    )
-    return columns

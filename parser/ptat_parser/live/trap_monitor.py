@@ -16,16 +16,16 @@ import numpy.typing as npt
 from ptat_parser.formats.session import Session
 from ptat_parser.formats.traps import NO_MISS, RECORD, Flag, page_shift
 from ptat_parser.kernel import tracepoints
-from ptat_parser.kernel.log import LogTail
-from ptat_parser.live.follow import STEP_S, Counted, Look
+from ptat_parser.kernel.log import GrowingLog
+from ptat_parser.live.increment import STEP_S, Increment, PageMisses
 from ptat_parser.replay.page_tables import Mm
 
 READ_RECORDS = 1 << 18
 """Records to read of one CPU at a time: 12 MiB."""
 
 
-class TrapTail:
-    """Follows a session; has the interface of `follow.Tail`."""
+class TrapMonitor:
+    """Follows a trap-mode session; has the interface of `bus_monitor.BusMonitor`."""
 
     span = 1
     """A record is of one page."""
@@ -41,7 +41,7 @@ class TrapTail:
         self._index: dict[int, int] = {}
         """Index into `mms`, by the kernel's id of the mm."""
         self._rings = [_Ring(session.path / ring.file) for ring in session.traps]
-        self._log = LogTail(session.kernel_path)
+        self._log = GrowingLog(session.kernel_path)
         self._tsc_hz = session.kernel.tsc_hz
         self._first_tsc: int | None = None
         self._last_tsc = 0
@@ -53,12 +53,12 @@ class TrapTail:
             return 0.0
         return max(self._last_tsc - self._first_tsc, 0) / self._tsc_hz
 
-    def look(self) -> Look:
+    def update(self) -> Increment:
         """Read on to the current end of the files.
 
         :raises PtatError: the kernel's log is damaged.
         """
-        found = Look()
+        found = Increment()
         lost = self._log.lost_events
         for event in self._log.read():
             if event["kind"] == tracepoints.MM_ATTACH:
@@ -76,7 +76,7 @@ class TrapTail:
             self.mms.append(Mm(mm, tgid))
         return index
 
-    def _count(self, records: npt.NDArray[Any], found: Look) -> None:
+    def _count(self, records: npt.NDArray[Any], found: Increment) -> None:
         """Count the records of one CPU, which are sorted by time."""
         first, last = int(records["tsc"][0]), int(records["tsc"][-1])
         self._first_tsc = first if self._first_tsc is None else min(self._first_tsc, first)
@@ -93,7 +93,7 @@ class TrapTail:
             found.pages.append(self._pages(missed[:stop], middle_tsc))
             missed = missed[stop:]
 
-    def _pages(self, missed: npt.NDArray[Any], tsc: int) -> Counted:
+    def _pages(self, missed: npt.NDArray[Any], tsc: int) -> PageMisses:
         """Misses by page at the time `tsc`."""
         shift = page_shift(missed["flags"])
         key = np.empty(missed.size, [("mm", "<u8"), ("vaddr", "<u8"), ("size", "<i8")])
@@ -104,7 +104,7 @@ class TrapTail:
             self._space(mm, tgid)
             for mm, tgid in zip(pages["mm"].tolist(), missed["tgid"][at].tolist(), strict=True)
         ]
-        return Counted(
+        return PageMisses(
             round(tsc * 1e9 / self._tsc_hz),
             np.array(mm, np.int64),
             pages["vaddr"].copy(),

@@ -18,7 +18,7 @@ import ptat_parser
 from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput, PtatError, SessionError
 from ptat_parser.formats.traps import RECORD, access_name, read_records
-from ptat_parser.results import trapped
+from ptat_parser.results import trap_pipeline
 from ptat_parser.results.export import FORMATS, export
 
 
@@ -65,8 +65,8 @@ def test_records_come_in_the_order_of_a_plain_sort(times, at_once):
         records["tsc"], records["cpu"], records["entry"] = of_cpu, cpu, np.arange(len(of_cpu))
         rings.append(records)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trapped, "RECORDS_AT_ONCE", at_once)
-        found = [record.item() for part in trapped.in_order(rings) for record in part]
+        patch.setattr(trap_pipeline, "RECORDS_AT_ONCE", at_once)
+        found = [record.item() for part in trap_pipeline.in_order(rings) for record in part]
     everything = [record.item() for ring in rings for record in ring]
     assert sorted(found) == sorted(everything)
     names = list(RECORD.names)
@@ -78,11 +78,11 @@ def test_records_come_in_the_order_of_a_plain_sort(times, at_once):
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 def test_records_out_of_order_are_refused(monkeypatch, at_once):
-    monkeypatch.setattr(trapped, "RECORDS_AT_ONCE", at_once)
+    monkeypatch.setattr(trap_pipeline, "RECORDS_AT_ONCE", at_once)
     records = np.zeros(4, RECORD)
     records["tsc"] = [1, 2, 1, 3]
     with pytest.raises(BadInput, match="not in the order"):
-        list(trapped.in_order([records]))
+        list(trap_pipeline.in_order([records]))
 
 
 # Results ------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_pages_and_misses_are_what_the_machine_did(tmp_path_factory, seed, at_on
     machine = trapping.TrapMachine(seed, cpus=2).run(60)
     directory = machine.write(tmp_path_factory.mktemp("s") / "session")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trapped, "RECORDS_AT_ONCE", at_once)
+        patch.setattr(trap_pipeline, "RECORDS_AT_ONCE", at_once)
         trace = ptat_parser.open(directory)
     misses = trace.misses().to_arrow().to_pylist()
     columns = ("mm", "vaddr", "page_size_bytes", "thread", "ip", "access")

@@ -16,14 +16,16 @@ from ptat_parser.errors import PtatError
 T = TypeVar("T")
 
 
-class Forked(Generic[T]):
+class ChildProcess(Generic[T]):
     """A process that runs `work` and sends back its result or its exception.
 
     A context manager, which ends the process on exit. `others`: processes forked earlier that may
     still run.
     """
 
-    def __init__(self, work: Callable[[], T], others: list[Forked[Any]] | None = None) -> None:
+    def __init__(
+        self, work: Callable[[], T], others: list[ChildProcess[Any]] | None = None
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe(duplex=False)
         not_theirs = [self._pipe, *(other._pipe for other in others or [])]
@@ -66,7 +68,7 @@ class Forked(Generic[T]):
             raise found
         return found
 
-    def __enter__(self) -> Forked[T]:
+    def __enter__(self) -> ChildProcess[T]:
         return self
 
     def __exit__(self, *_: object) -> None:

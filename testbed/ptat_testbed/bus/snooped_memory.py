@@ -29,7 +29,7 @@ RUN, FLUSH, LATCH = 1, 2, 4
 SETTLE_CLOCKS = 200
 """From a register to the snooper's clock and through all of its stages, with room to spare."""
 SILENT_CLOCKS = 4096
-"""Links that are silent for so long have nothing more to send."""
+"""Links that are silent for this time have nothing more to send."""
 COUNTERS = ("accesses", "matched", "packer_emitted", "packer_lost")
 READINESS = (
     "wire_version",
