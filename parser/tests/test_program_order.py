@@ -18,7 +18,14 @@ from ptat_parser.checks import capture as checks_capture
 from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput
 from ptat_parser.order.line_times import LineTimes
-from ptat_parser.order.queue_inference import Links, Pages, Queue, Walks, infer
+from ptat_parser.order.queue_inference import (
+    EVICTION_WALKS,
+    Links,
+    Pages,
+    Queue,
+    Walks,
+    infer,
+)
 from ptat_parser.order.scrub import find_scrub
 from ptat_parser.order.write_windows import (
     STILL_QUEUED,
@@ -167,6 +174,20 @@ def test_pages_mapped_around_a_fault_may_have_been_walked():
     walks = walks_at((900, ENTRY), *((at, FAR) for at in range(2100, 2600, 100)), (9000, ENTRY))
     assert inferred(walks, stores, [5000, 5000], FAULT).possible == 1
     assert inferred(walks, stores, [1995, 5000], FAULT).possible == 0
+
+
+@pytest.mark.parametrize(("whole_lines", "pages"), [(True, 8), (False, 1)])
+def test_a_page_may_be_evicted_while_its_line_is_queued(whole_lines, pages):
+    others = [(3000 + number, FAR) for number in range(2 * EVICTION_WALKS)]
+    walks = walks_at((900, ENTRY), *others)
+
+    def possible(until):
+        return inferred(walks, STORE, [until], FAULT, whole_lines).possible
+
+    # The inferred retry is one of the walks.
+    assert possible(3000 + EVICTION_WALKS - 1 - 1) == 0
+    assert possible(3000 + EVICTION_WALKS - 1) == pages
+    assert possible(9000) == 2 * pages
 
 
 # Whole sessions -----------------------------------------------------------------------------------

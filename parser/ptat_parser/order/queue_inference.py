@@ -11,7 +11,7 @@ is read after its WR. With several CPUs, other threads may cause these walks; th
 the store is the retry. Uncertain cases are counted as in doubt.
 
 Other walks of a queued line leave no trace. A page may have had one if its entry was stored since
-its last walk, or if its TLB entry may have been evicted: `possible`.
+its last walk, or if its TLB entry was evicted (`EVICTION_WALKS`): `possible`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ LAG_MAX_S = 50e-6
 WALKS_MAX = 3
 """Further walks that a retried instruction may need after its thread waited: for its code and other
 operands."""
+
+EVICTION_WALKS = 512
+"""Walks of an address space after which a page may have lost its TLB entry: the smallest last-level
+TLB of a supported CPU (Ivy Bridge) has as many entries."""
 
 
 class Pages(NamedTuple):
@@ -78,6 +82,13 @@ class Reads(NamedTuple):
     address: npt.NDArray[np.uint64]
 
 
+class Lives(NamedTuple):
+    """Times at which address spaces ran."""
+
+    mm: I64
+    time: I64
+
+
 NO_READS = Reads(np.empty(0, np.int64), np.empty(0, np.uint64))
 
 
@@ -116,9 +127,14 @@ class Queue:
     until: I64
     whole_lines: bool
 
+    @property
+    def unit_bytes(self) -> int:
+        """What a queued store answers reads of."""
+        return LINE_BYTES if self.whole_lines else WORD_BYTES
+
     def last_before(self, address: npt.NDArray[np.uint64], time: I64) -> tuple[I64, I64]:
         """Time and write time of the last store before `time` that may answer a read."""
-        unit = np.uint64(LINE_BYTES if self.whole_lines else WORD_BYTES)
+        unit = np.uint64(self.unit_bytes)
         stores = self.stores
         units = LineTimes((stores.address // unit).astype(np.int64), stores.time)
         place = units.last_before((address // unit).astype(np.int64), time)
@@ -143,7 +159,10 @@ def infer(
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
     retries, in_doubt = _retries(walks, others, queue, known, faults, (LAG_MAX_S * tick_hz, cpus))
-    possible = _possible(walks, queue, known, faults, retries)
+    rows = np.searchsorted(queue.stores.time[known.store], retries.time - 2)
+    retrying = known.mm[np.minimum(rows, known.mm.size - 1)] if known.mm.size else rows
+    possible = _mapped_around(walks, queue, known, faults, Lives(retrying, retries.time))
+    possible += _evicted(walks, queue, Lives(retrying, retries.time))
     return Inferred(retries, answered, in_doubt, possible)
 
 
@@ -239,21 +258,38 @@ def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
     return np.where((first >= 0) & (last >= first), last - first + 1, 0)
 
 
-def _possible(walks: Walks, queue: Queue, known: _Known, faults: Pages, retries: Reads) -> int:
-    """Upper bound of further misses that the queue may have answered.
+def _mapped_around(walks: Walks, queue: Queue, known: _Known, faults: Pages, retries: Lives) -> int:
+    """Upper bound of the first misses of pages whose entries were stored without a fault.
 
-    A page whose entry was stored without a fault (mapped around a fault) may be walked before the
-    entry is written, if its address space runs by then.
+    Such a page (mapped around a fault) may be walked before its entry is written, if its address
+    space runs by then.
     """
     stores = queue.stores
     around = stores.present & (stores.page >= 0)
     around[known.store] = False
-    rows = np.searchsorted(stores.time[known.store], retries.time - 2)
-    retrying = known.mm[np.minimum(rows, known.mm.size - 1)] if known.mm.size else rows
     lives = LineTimes(
-        np.concatenate([walks.mm, faults.mm, retrying]),
+        np.concatenate([walks.mm, faults.mm, retries.mm]),
         np.concatenate([walks.time, faults.time, retries.time]),
     )
     place = lives.first_from(stores.mm[around], stores.time[around])
     lived = np.where(place >= 0, lives.time[place] if lives.size else 0, STILL_QUEUED)
     return int(np.count_nonzero(lived < queue.until[around]))
+
+
+def _evicted(walks: Walks, queue: Queue, retries: Lives) -> int:
+    """Upper bound of the misses of pages that were evicted from the TLB while they were queued.
+
+    Each `EVICTION_WALKS` of its address space may have evicted each page that the queue answers.
+    """
+    stores = queue.stores
+    leaves = np.flatnonzero(stores.page >= 0)
+    unit = (stores.address[leaves] // np.uint64(queue.unit_bytes)).astype(np.int64)
+    queued = np.stack([unit, queue.until[leaves]])
+    first = leaves[np.unique(queued, axis=1, return_index=True)[1]]
+    ends = walks.ends
+    walked = LineTimes(
+        np.concatenate([walks.mm[ends], retries.mm]),
+        np.concatenate([walks.time[ends], retries.time]),
+    )
+    others = _between(walked, stores.mm[first], stores.time[first], queue.until[first])
+    return int(np.sum(others // EVICTION_WALKS)) * (queue.unit_bytes // WORD_BYTES)
