@@ -69,7 +69,8 @@ class DrivenGuest:
         )
         self._recording = guest_run.Recording(request, traced=False, device=True)
         self._device = device
-        device.pretend("endpoint_region_bytes", REGION_BYTES)  # all of it takes long to compare
+        # The guest's kernel compares all of a region, entry by entry, twice.
+        device.pretend("endpoint_region_bytes", REGION_BYTES)
         self._program = pcie.qemu()
 
     @property
