@@ -90,6 +90,7 @@ def ptat(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def is_subsequence(few: sim_pcie.Accesses, many: sim_pcie.Accesses) -> bool:
+    """Whether `few` is `many` with nothing but omissions."""
     left = iter(many.tolist())
     return all(access in left for access in few.tolist())
 
@@ -196,7 +197,7 @@ def test_a_driver_that_finds_other_gateware_brings_no_region(
 
 @pytest.mark.guest
 def test_other_gateware_is_not_recorded(tmp_path, device, capfd):
-    """The driver gets it while it has the board, then it does not take it again."""
+    """The gateware changes under the driver; when it is bound again, it refuses the board."""
     record = shlex.join(record_command(["true"]))
     script = f"""
         {record}; echo first: $?

@@ -81,18 +81,14 @@ class CoSimulated:
         self._program = pcie.qemu()
         self.base = probe_bar(self._config(0))
 
-    def machine_config(
-        self, extra: Sequence[str] = (), pass_fds: Sequence[int] = ()
-    ) -> MachineConfig:
+    def machine_config(self, extra: Sequence[str] = ()) -> MachineConfig:
         """The machine, its region in the BAR and the ring's memory left out of use."""
-        config = self._config(self.base, extra, pass_fds)
+        config = self._config(self.base, extra)
         return replace(config, append=[*config.append, self._ring_parameter])
 
-    def _config(
-        self, base: int, extra: Sequence[str] = (), pass_fds: Sequence[int] = ()
-    ) -> MachineConfig:
+    def _config(self, base: int, extra: Sequence[str] = ()) -> MachineConfig:
         config = self.recording.machine_config(
-            region_base=base, extra=[*self.device.arguments(), *extra], pass_fds=pass_fds
+            region_base=base, extra=[*self.device.arguments(), *extra]
         )
         return replace(config, program=self._program)
 

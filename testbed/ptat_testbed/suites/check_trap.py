@@ -25,10 +25,9 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,33 +51,9 @@ EXPECTED_WARNING = re.compile("ptat: the region is not RAM")
 """No user should choose such a region."""
 
 
-class Log:
-    """QEMU's trace of one recording, in a file; QEMU waits where we are slow."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._reader, self.fd = os.pipe()
-        self._thread = threading.Thread(target=self._copy)
-
-    def arguments(self) -> list[str]:
-        """QEMU's; `fd` is to be passed on to it."""
-        return ["-msg", "timestamp=on", "-D", f"/proc/self/fd/{self.fd}"]
-
-    def start(self, machine: Machine) -> None:
-        """Trace from now on."""
-        os.close(self.fd)  # the pipe ends with QEMU
-        self._thread.start()
-        enable(machine, True)
-
-    def join(self) -> None:
-        """Once QEMU has ended."""
-        self._thread.join()
-        self._file.close()
-
-    def _copy(self) -> None:
-        while data := os.read(self._reader, bar.READ_BYTES):
-            self._file.write(data)
-        os.close(self._reader)
+def log_arguments(path: Path) -> list[str]:
+    """QEMU's, for a trace in a file: the reader of a pipe would be woken for each access."""
+    return ["-msg", "timestamp=on", "-D", str(path)]
 
 
 def enable(machine: Machine, on: bool) -> None:
@@ -279,13 +254,12 @@ def trapped(row: Row, folder: Path) -> tuple[int | None, bytes, dict[str, Any]]:
     size_mib = recording.settings.region_bytes >> 20
     device = ["-device", f"nvme,serial=ptat,cmb_size_mb={size_mib},legacy-cmb=on"]
     base = bar.probe_bar(recording.machine_config(extra=device))
-    log = Log(folder / "qemu.log")
-    config = recording.machine_config(region_base=base, extra=[*device, *log.arguments()])
+    logging = log_arguments(folder / "qemu.log")
+    config = recording.machine_config(region_base=base, extra=[*device, *logging])
     with stdout_to(folder / "trapped.txt"):
         result = recording.record(
-            replace(config, pass_fds=[log.fd]), log.start, lambda machine: enable(machine, False)
+            config, lambda machine: enable(machine, True), lambda machine: enable(machine, False)
         )
-    log.join()
     if not result.complete:
         raise BoardError(f"{row.name}: {result.reason}")
     return result.exit_status, (folder / "trapped.txt").read_bytes(), result.metadata

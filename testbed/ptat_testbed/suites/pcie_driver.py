@@ -69,7 +69,8 @@ class DrivenGuest:
         )
         self._recording = guest_run.Recording(request, traced=False, device=True)
         self._device = device
-        device.pretend("endpoint_region_bytes", REGION_BYTES)  # all of it takes long to compare
+        # The guest's kernel compares all of a region, entry by entry, twice.
+        device.pretend("endpoint_region_bytes", REGION_BYTES)
         self._program = pcie.qemu()
 
     @property
@@ -87,22 +88,19 @@ class DrivenGuest:
         on_start: Callable[[Machine], None] = lambda _: None,
         on_stop: Callable[[Machine], None] = lambda _: None,
         extra: Sequence[str] = (),
-        pass_fds: Sequence[int] = (),
     ) -> RecordResult:
         """Boot it and run the command; its exit status is that of ``ptat record``."""
         archive = self._folder / "session.tar"
         with _output_to(archive):
-            result = self._recording.record(self._config(extra, pass_fds), on_start, on_stop)
+            result = self._recording.record(self._config(extra), on_start, on_stop)
         with contextlib.suppress(tarfile.ReadError), tarfile.open(archive) as sessions:
             sessions.extractall(self._folder, filter="data")
         archive.unlink()
         self._describe_machine()
         return result
 
-    def _config(self, extra: Sequence[str], pass_fds: Sequence[int]) -> MachineConfig:
-        config = self._recording.machine_config(
-            extra=[*self._device.arguments(slot=True), *extra], pass_fds=pass_fds
-        )
+    def _config(self, extra: Sequence[str]) -> MachineConfig:
+        config = self._recording.machine_config(extra=[*self._device.arguments(slot=True), *extra])
         return replace(config, program=self._program)
 
     def _describe_machine(self) -> None:

@@ -79,7 +79,7 @@ ROWS = (
 class LoggedBoard(pcie.PcieBoard):
     """The board, with QEMU's log of the BAR beside it."""
 
-    def __init__(self, log: check_trap.Log, stall: bool) -> None:
+    def __init__(self, log: Path, stall: bool) -> None:
         self._log = log
         self._stall = stall
         if stall:
@@ -97,7 +97,7 @@ class LoggedBoard(pcie.PcieBoard):
             if self._stall:
                 run.ring.leave_alone(True)
                 waiter.start()
-            self._log.start(machine)
+            check_trap.enable(machine, True)
             self._begun_s, self._reads_before = time.monotonic(), run.device.counts().reads
 
         def stop(machine: Machine) -> None:
@@ -108,11 +108,10 @@ class LoggedBoard(pcie.PcieBoard):
 
         self.base, self.region_bytes = run.base, run.recording.settings.region_bytes
         result = run.recording.record(
-            run.machine_config(self._log.arguments(), pass_fds=[self._log.fd]),
+            run.machine_config(check_trap.log_arguments(self._log)),
             on_start=start,
             on_stop=stop,
         )
-        self._log.join()
         if self._stall:
             waiter.join()
         return result
@@ -180,7 +179,7 @@ def record_from_here(row: Row, folder: Path) -> Recorded:
     session = folder / "session"
     session.mkdir(parents=True)
     log = folder / "qemu.log"
-    board = LoggedBoard(check_trap.Log(log), row.stall)
+    board = LoggedBoard(log, row.stall)
     request = RecordRequest(
         argv=row.argv,
         session_dir=session,
@@ -210,14 +209,11 @@ def run_logged(
     :raises BoardError: it recorded nothing.
     """
     path = folder / "qemu.log"
-    log = check_trap.Log(path)
     result = guest.run(
-        on_start=log.start,
+        on_start=lambda machine: check_trap.enable(machine, True),
         on_stop=lambda machine: check_trap.enable(machine, False),
-        extra=log.arguments(),
-        pass_fds=[log.fd],
+        extra=check_trap.log_arguments(path),
     )
-    log.join()
     description = guest.session / "session.json"
     if not description.exists():
         raise BoardError(result.reason or "ptat record failed in the guest, see above")
