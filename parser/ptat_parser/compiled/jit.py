@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def jit(function: F) -> F:
     """Compile on first use, cache the code, and release the GIL while it runs."""
-    compiled: F = _njit(nogil=True)(function)
+    compiled: F = _njit(nogil=True, no_cfunc_wrapper=True)(function)
     cached(compiled)
     return compiled
 
@@ -43,7 +43,7 @@ def bare(function: F) -> F:
     Reference counts are in memory, so updating them takes longer than a short call.
     """
     # numba has no public option for this. A function that creates an array fails to compile.
-    compiled: F = _njit(nogil=True, _nrt=False)(function)
+    compiled: F = _njit(nogil=True, _nrt=False, no_cfunc_wrapper=True)(function)
     cached(compiled)
     return compiled
 
