@@ -18,7 +18,6 @@ ANSWER_TIMEOUT_S = 0.5
 TRIES = 5
 TRIES_RECORDING = 20
 """Long, because the recorded command may keep the machine busy."""
-CALIBRATE_TIMEOUT_S = 30.0
 HEARTBEAT_S = 1.0
 STOP_POLL_S = 0.01
 STOP_SILENCE_S = 5.0
