@@ -22,7 +22,6 @@ BANK_GROUP_BITS = 2  # DDR4; 0 on DDR3
 BANK_BITS = 3  # DDR3: BA2:0. DDR4: BA1:0
 ROW_BITS = 17  # DDR4: A16:0
 COLUMN_BITS = 12  # DDR3: A13, A11, A9:0. DDR4: A9:0
-CHANNEL_BITS = 2
 COORDINATE_BITS = RANK_BITS + BANK_GROUP_BITS + BANK_BITS + ROW_BITS + COLUMN_BITS
 
 PHASES_PER_LANE = 4  # tCCD of JESD79-3F, tCCD_S of JESD79-4
@@ -101,12 +100,6 @@ access_layout: Layout = [
     ("write", 1),
     ("phase", PHASE_BITS),
     ("address", wire.ACCESS_ADDRESS_BITS),
-]
-
-# Time is in ticks of one CK: fabric clocks x phases + phase.
-stamped_layout: Layout = [
-    ("time", wire.TIME_BITS),
-    *access_layout,
 ]
 
 # One strobe for each clock with at least one illegal command: the set of `Illegal` kinds seen.

@@ -95,13 +95,14 @@ _COMMANDS: dict[str, Callable[[Commands[Parser]], None]] = {
     "export": misses.add_export,
     "stat": stat.add,
 }
-"""What adds each command, in the order of ``ptat help``; no name: those of other packages."""
+"""The function that adds each command, in the order of ``ptat help``; no name: those of other
+packages."""
 
 
 def _parser(name: str = "") -> argparse.ArgumentParser:
     """The parser of the command of that name, or of all commands if it is none of ours.
 
-    The options of some commands are those of all boards, which takes long to find.
+    Some commands have the options of all boards, which are slow to load.
     """
     parser = Parser(
         prog="ptat",

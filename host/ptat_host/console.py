@@ -12,7 +12,7 @@ _PLAIN_WIDTH = 400
 
 
 def show(renderable: RenderableType) -> None:
-    """Print to stdout; a pipe or file gets plain text that no terminal's width has cut."""
+    """Print to stdout; a pipe or file gets plain text of any width."""
     if sys.stdout.isatty():
         Console(highlight=False).print(renderable)
     else:

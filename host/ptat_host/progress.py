@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""A bar for what takes longer than two seconds."""
+"""A progress bar for steps that take longer than two seconds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ PATIENCE_S = 2.0
 
 @contextmanager
 def bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that takes a step's name, what is done of it and the total.
-
-    Where stderr is no terminal, nothing is shown.
+    """Yield a function that takes a step's name, the finished part and the total. If stderr is no
+    terminal, it shows nothing.
     """
     if not sys.stderr.isatty():
         yield lambda step, done, total: None

@@ -40,7 +40,7 @@ NO_TEMPERATURE = -(1 << 31)
 DATA_MAGIC = 0x44415450  # "PTAD"
 ACK_MAGIC = 0x41415450  # "PTAA"
 CHUNK_BYTES = 1024
-"""What one datagram carries of the capture stream: an eighth of a block."""
+"""Bytes of the capture stream in a datagram: an eighth of a block."""
 ACK_RANGES_MAX = 64
 DATA_LAST = 1
 """Flag of the datagram that ends the stream."""
@@ -55,7 +55,7 @@ USB_ENDPOINT_STREAM = 0x83
 
 
 class Command(enum.IntEnum):
-    """What a request asks for."""
+    """Commands of requests."""
 
     IDENTIFY = 1
     START = 2
@@ -72,7 +72,7 @@ class Command(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """How it went; the payload of a response is empty unless it is OK."""
+    """Result of a command; the payload of a response is empty unless it is OK."""
 
     OK = 0
     UNKNOWN_COMMAND = 1
@@ -86,7 +86,7 @@ class Status(enum.IntEnum):
 
 
 class State(enum.IntEnum):
-    """What the board is doing."""
+    """States of a board."""
 
     IDLE = 0
     RECORDING = 1
@@ -95,7 +95,7 @@ class State(enum.IntEnum):
 
 
 class Window(enum.IntFlag):
-    """What a window of addresses is for; bits as in the register ``window0_control``."""
+    """Uses of a window of addresses; bits as in the register ``window0_control``."""
 
     READ = 1
     WRITE = 2
@@ -105,7 +105,8 @@ class Window(enum.IntFlag):
 
 
 class Trigger(enum.IntFlag):
-    """What starts and ends a recording besides the host; bits as in the register ``trigger``."""
+    """Triggers that start and end a recording besides the host; bits as in the register
+    ``trigger``."""
 
     START_WINDOW = 1
     START_PIN = 2
@@ -134,7 +135,7 @@ DATA_HEADER = struct.Struct("<IIBBHI")
 ACK_HEADER = struct.Struct("<IIIII")
 """Magic, host, next sequence number expected, window, number of ranges."""
 ACK_RANGE = struct.Struct("<II")
-"""First missing sequence number, how many."""
+"""First missing sequence number, and their number."""
 
 
 class ProtocolError(Exception):
@@ -172,7 +173,7 @@ class Frame:
     def decode(cls, data: bytes | bytearray | memoryview) -> Frame:
         """The frame that `data` begins with; bytes after it are ignored.
 
-        :raises ProtocolError: it is none, or damaged.
+        :raises ProtocolError: it is no frame, or damaged.
         """
         if len(data) < HEADER.size + CRC.size:
             raise ProtocolError(f"{len(data)} bytes are no frame")
@@ -196,7 +197,7 @@ class Frame:
 
 
 class FrameReader:
-    """Finds frames in a byte stream (UART, USB); what is none is skipped and counted."""
+    """Finds frames in a byte stream (UART, USB); skips and counts other bytes."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -236,7 +237,7 @@ class Identity:
     """Response to IDENTIFY."""
 
     git_hash: str
-    """Of the sources of gateware and firmware: 40 hexadecimal digits."""
+    """Commit of the sources of gateware and firmware: 40 hexadecimal digits."""
     wire_version: int
     channels: int
     granularity_bytes: int
@@ -283,14 +284,14 @@ class Health:
     """Response to HEALTH."""
 
     fill_bytes: int
-    """What waits in the capture buffer."""
+    """Records in the capture buffer."""
     capacity_bytes: int
     matched: int
-    """Accesses that the windows wanted, since START."""
+    """Accesses inside of the windows, since START."""
     lost: int
-    """Those of them that did not fit into the buffer."""
+    """Accesses that did not fit into the buffer."""
     blocks: int
-    """Blocks that the buffer gave to the link, since START."""
+    """Blocks passed from the buffer to the link, since START."""
     illegal: tuple[int, ...]
     """Illegal bus commands by kind, since START, saturating."""
     temperature_mc: int | None
@@ -332,7 +333,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Response to STOP: all that the link has been given since START."""
+    """Response to STOP: blocks passed to the link since START."""
 
     blocks: int
     state: int
@@ -352,13 +353,13 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Eye:
-    """How well one pin is captured at each delay: an entry of the response to READ_EYES."""
+    """Capture quality of one pin at each delay: an entry of the response to READ_EYES."""
 
     taps: int
     first: int
     """First delay of the widest range without errors."""
     width: int
-    """Its length; 0: there is none."""
+    """Its length; 0: no such range."""
     chosen: int
     good: int
     """Bit N: no error at delay N."""
@@ -378,9 +379,9 @@ class Eye:
 
 
 EYES_HEADER = struct.Struct("<HHI")
-"""Number of pins, first pin in this response, how many follow."""
+"""Number of pins, first pin in this response, and their number."""
 EYES_REQUEST = struct.Struct("<I")
-"""First pin wanted."""
+"""First pin of the response."""
 TRIGGER_REQUEST = struct.Struct("<I")
 """Set of `Trigger`."""
 WINDOWS_HEADER = struct.Struct("<II")
@@ -390,8 +391,8 @@ WINDOW_ENTRY = struct.Struct("<III")
 MIRROR_REQUEST = struct.Struct("<I")
 """Ranks (a bit each) for which the memory controller swaps the address pins of data commands."""
 MATRIX = struct.Struct(f"<{MATRIX_COLUMNS}QQII")
-"""What each bit of the coordinate contributes to the address in units of 8 bytes, then what is
-always XORed, then from which address on (MiB) how much (MiB) is added."""
+"""Contribution of each bit of the coordinate to the address in units of 8 bytes, then a constant
+that is always XORed, then the first remapped address (MiB) and its offset (MiB)."""
 STATE_RESPONSE = struct.Struct("<I")
 """State, in response to START, FLUSH, HEARTBEAT; pins without an eye, to CALIBRATE."""
 
@@ -399,8 +400,8 @@ STATE_RESPONSE = struct.Struct("<I")
 def encode_windows(windows: Sequence[tuple[int, int, Window]], sample_one_in: int = 1) -> bytes:
     """The payload of SET_WINDOWS.
 
-    :param windows: first address, address behind the last, use. Both are multiples of 64 KiB.
-    :raises ValueError: too many, or not such addresses.
+    :param windows: first address, end (exclusive), use. Both are multiples of 64 KiB.
+    :raises ValueError: there are too many, or addresses are not multiples of 64 KiB.
     """
     if len(windows) > WINDOWS_MAX:
         raise ValueError(f"{len(windows)} windows: a board has {WINDOWS_MAX}")
@@ -418,11 +419,11 @@ def encode_windows(windows: Sequence[tuple[int, int, Window]], sample_one_in: in
 def encode_acknowledgement(
     host: int, next_: int, window: int, ranges: Sequence[tuple[int, int]] = ()
 ) -> bytes:
-    """A datagram that says what of the stream has arrived.
+    """A datagram that acknowledges parts of the stream.
 
-    :param next_: all before this sequence number has; not wrapped.
-    :param window: how many datagrams from there on there is room for.
-    :param ranges: what is missing: first sequence number (not wrapped), how many.
+    :param next_: all earlier sequence numbers have arrived; not wrapped.
+    :param window: number of datagrams from there on that fit.
+    :param ranges: missing ranges: first sequence number (not wrapped), length.
     """
     message = ACK_HEADER.pack(ACK_MAGIC, host, next_ % 2**32, window, len(ranges))
     for first, count in ranges:

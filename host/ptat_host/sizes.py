@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Sizes as users write them and as reports show them."""
+"""Parsing and formatting of sizes."""
 
 from __future__ import annotations
 

@@ -381,7 +381,7 @@ def test_the_archive_has_an_index(monkeypatch):
     assert main(["record", "-o", "out", "--", "true"]) == 0
     reader = BusReader(Path("out/bus.0.ptb"), 3)
     assert reader.index
-    seen = list(reader.index.seen())
+    seen = list(reader.index.contents())
     assert sum(each.accesses for each in seen) == 3000
     assert sum(each.stores[0].size for each in seen) == 429
     assert sorted(path.name for path in Path("out").iterdir()) == ["bus.0.ptb", "session.json"]

@@ -392,7 +392,7 @@ def test_killed_agent_is_an_error_that_says_how_to_go_on(tmp_path):
     with (tmp_path / "errors").open("w+") as errors:
         command = [sys.executable, "-c", "import sys; input(); sys.exit('ptat: error: no luck')"]
         place = Place(command, None, tmp_path, None, (0, 0), errors)
-        with pytest.raises(PtatError, match=r"ended with 1: no luck .*goes on"):
+        with pytest.raises(PtatError, match=r"ended with 1: no luck .*continues"):
             place.run(Job(0, [], [], False, None, [], [], 0))
         place.close()
 

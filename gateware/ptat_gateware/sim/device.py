@@ -42,7 +42,6 @@ class Device:
         self._directory = soc.simulator()
         self._stack = tempfile.TemporaryDirectory(prefix="ptat-soc.")
         self._work = Path(self._stack.name)
-        self._start_ticks: int | None = None
         self.port = 0
         """Of its commands, on 127.0.0.1."""
         self.clocks: int | None = None

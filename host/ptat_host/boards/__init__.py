@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Boards: what captures the bus, and the machine whose bus it is."""
+"""Boards: a capture device together with the machine on whose bus it listens."""
 
 from __future__ import annotations
 

@@ -12,26 +12,26 @@ from pathlib import Path
 
 FILE = "buffers.json"
 INTERVAL_S = 1.0
-"""Between two reports."""
+"""Interval of the reports."""
 
 
 @dataclass(frozen=True)
 class Fill:
-    """One buffer. What does not fit into it is lost."""
+    """A buffer, which loses what does not fit."""
 
     name: str
     used: int
     size: int
     unit: str = "bytes"
     lost: int = 0
-    """What has not fitted so far, where that is counted beside the buffer."""
+    """Records lost so far, if they are counted."""
 
 
 class Reporter:
     """Writes the file periodically; a context manager, which removes it on exit."""
 
     def __init__(self, session: Path, fills: Callable[[], Sequence[Fill]]) -> None:
-        """`fills`: how full the buffers are now."""
+        """`fills`: returns the buffers' current fill levels."""
         self._session = session
         self._fills = fills
         self._written_s = 0.0
@@ -50,7 +50,7 @@ class Reporter:
 
 
 def write(session: Path, fills: Sequence[Fill]) -> None:
-    """Tell whoever looks. Nothing depends on it: a full disk is no reason to stop."""
+    """Write the fill levels for ``ptat top``. A full disk is no reason to stop the recording."""
     with contextlib.suppress(OSError):
         new = session / f"{FILE}.new"
         new.write_text(json.dumps([asdict(fill) for fill in fills]))
@@ -66,6 +66,6 @@ def read(session: Path) -> list[Fill]:
 
 
 def remove(session: Path) -> None:
-    """The recording has ended."""
+    """Remove the file at the end of the recording."""
     for name in (FILE, f"{FILE}.new"):
         (session / name).unlink(missing_ok=True)

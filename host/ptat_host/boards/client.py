@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What all links to boards have in common, and the host's end of the command protocol."""
+"""The interface of links to boards, and the host's end of the command protocol."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from ptat_parser import wire
 ANSWER_TIMEOUT_S = 0.5
 TRIES = 5
 TRIES_RECORDING = 20
-"""A machine that is busy with what is recorded may keep us waiting; the board is not to blame."""
-CALIBRATE_TIMEOUT_S = 30.0
+"""Long, because the recorded command may keep the machine busy."""
 HEARTBEAT_S = 1.0
 STOP_POLL_S = 0.01
 STOP_SILENCE_S = 5.0
-"""How long a board that is to stop may move nothing before it is given up."""
+"""Longest time without progress of a board that has to stop."""
 
 _T = TypeVar("_T", Identity, Health, Stopped)
 
@@ -32,24 +31,24 @@ class LinkError(BoardError):
 
 
 class Capture(Protocol):
-    """The capture stream on its way into a file, in the background."""
+    """A background transfer of the capture stream into a file."""
 
     @property
     def received_bytes(self) -> int:
-        """What has arrived so far."""
+        """Bytes received so far."""
 
     @property
     def failure(self) -> str | None:
-        """Why nothing more will arrive."""
+        """Reason why nothing more will arrive, or None."""
 
     @property
     def counters(self) -> dict[str, int]:
-        """What happened on the link: recoveries, repeated datagrams, …"""
+        """Events on the link: recoveries, repeated datagrams, …"""
 
     def finish(self, expected_bytes: int | None) -> None:
-        """Wait for the rest and end; all that arrived is in the file then.
+        """Wait for the rest, then end; the file then holds everything that arrived.
 
-        :param expected_bytes: size of the whole stream; None: nobody knows it.
+        :param expected_bytes: size of the whole stream; None: unknown.
         """
 
 
@@ -58,7 +57,7 @@ class Link(Protocol):
 
     @property
     def name(self) -> str:
-        """How the user would name it: ``usb:A7``."""
+        """Its name for users: ``usb:A7``."""
 
     def send(self, data: bytes) -> None:
         """Send one encoded frame.
@@ -73,7 +72,7 @@ class Link(Protocol):
         """
 
     def drain(self) -> int:
-        """Drop what an earlier recording left in the stream; return its bytes."""
+        """Drop the rest of an earlier recording from the stream; return its size in bytes."""
 
     def capture(self, fd: int, host: int) -> Capture:
         """Begin to write the stream of the recording of `host` to a file."""
@@ -83,9 +82,9 @@ class Link(Protocol):
 
 
 class Client:
-    """Asks a board and gets answers; a context manager that closes its link.
+    """Sends commands to a board and returns the responses; a context manager that closes its link.
 
-    `patience_s`: how long it waits for an answer before it asks again; simulated boards are slow.
+    `patience_s`: time before a command is repeated; simulated boards are slow.
     """
 
     def __init__(self, link: Link, patience_s: float = ANSWER_TIMEOUT_S) -> None:
@@ -95,7 +94,7 @@ class Client:
         self._id = secrets.randbelow(2**16)
         self._heartbeat_due_s = 0.0
         self.tries = TRIES
-        """How often a command is sent before the board counts as gone."""
+        """Attempts to send a command before the board counts as gone."""
 
     def __enter__(self) -> Client:
         return self
@@ -109,7 +108,7 @@ class Client:
         self.link.close()
 
     def ask(self, command: Command, payload: bytes = b"", timeout_s: float | None = None) -> Frame:
-        """Send a command, again if need be, and return the response.
+        """Send a command, with retries, and return the response.
 
         :raises LinkError: there is none.
         :raises BoardError: the board speaks another version of the protocol.
@@ -138,7 +137,7 @@ class Client:
     def command(
         self, command: Command, payload: bytes = b"", timeout_s: float | None = None
     ) -> bytes:
-        """Send a command and return what the board answers.
+        """Send a command and return the payload of the response.
 
         :raises BoardError: the board refuses.
         """
@@ -148,9 +147,9 @@ class Client:
         return answer.payload
 
     def identify(self) -> Identity:
-        """What board it is.
+        """Query the board's identity.
 
-        :raises BoardError: not one whose stream this ptat can read.
+        :raises BoardError: this version of ptat cannot read the board's stream.
         """
         identity = self._decode(Identity, self.command(Command.IDENTIFY))
         if identity.wire_version != wire.VERSION:
@@ -164,11 +163,11 @@ class Client:
         return identity
 
     def health(self) -> Health:
-        """How full its buffer is, what it has lost, …"""
+        """Query fill level, losses and other counters."""
         return self._decode(Health, self.command(Command.HEALTH))
 
     def eyes(self) -> list[protocol.Eye]:
-        """How well each pin of the bus is captured."""
+        """Query how well each pin of the bus is captured."""
         eyes: list[protocol.Eye] = []
         while True:
             try:
@@ -184,7 +183,7 @@ class Client:
                 return eyes
 
     def heartbeat(self) -> None:
-        """Say that we are alive, if it is time again.
+        """Send a heartbeat if one is due.
 
         :raises BoardError: the board has ended the recording.
         """
@@ -207,9 +206,9 @@ class Client:
         self.command(Command.SET_WINDOWS, protocol.encode_windows(windows, sample_one_in))
 
     def stop(self, capture: Capture | None = None) -> Stopped:
-        """End the recording; returns once the board has given all to the link.
+        """End the recording; returns when the board has passed everything to the link.
 
-        :raises LinkError: it does not get there.
+        :raises LinkError: the board makes no progress.
         """
         moved_s, received_bytes = time.monotonic(), -1
         while True:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What the bus that a board listens to does with the CPUs' accesses: `board.contract`.
+"""How the bus treats the CPUs' accesses: `board.contract`.
 
-Between CPUs and DIMMs is a memory controller, which queues stores and answers reads from its queue.
-A recording from there needs markers that are loads, and an event for each entry and each fault:
-`needed`. docs/theory.md says what the parser makes of these.
+A memory controller between CPUs and DIMMs queues stores, and answers reads from its queue. A
+recording behind it needs markers that are loads, and an event for each entry and each fault:
+`needed`. docs/theory.md explains how the parser uses them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ptat_host.boards.base import BoardError, Check, Option, RecordRequest
 
 OPTION = "contract"
 LINE_BYTES = 64
-"""What a controller queues."""
+"""Kinds of access that a controller queues."""
 CONTRACTS: Mapping[str, dict[str, Any]] = {
     "program": {"order": "program"},
     "no-ecc": {"order": "controller", "ecc": False, "forwarding": True, "scrub": False},
     "ecc": {"order": "controller", "ecc": True, "forwarding": True, "scrub": True},
 }
-"""By the names that users give them."""
+"""Contracts by the names for users."""
 DEFAULT = "program"
 ABOUT = Option(
     f"what is between the CPUs and this bus: {', '.join(CONTRACTS)}; ecc or no-ecc on the DIMMs of"
@@ -62,10 +62,10 @@ def stated(options: Mapping[str, str]) -> str:
 
 
 def needed(request: RecordRequest, option: str) -> RecordRequest:
-    """The request, with what a recording from behind a memory controller needs.
+    """The request with the additions that a recording behind a memory controller needs.
 
-    :param option: the one that says so, for messages.
-    :raises BoardError: other options contradict that.
+    :param option: the option that states the contract, for messages.
+    :raises BoardError: other options contradict it.
     """
     if not request.faults:
         raise BoardError(
@@ -86,7 +86,7 @@ def needed(request: RecordRequest, option: str) -> RecordRequest:
 
 
 def check() -> Check:
-    """Which contract fits this machine's memory, as far as the kernel tells."""
+    """The contract that fits this machine's memory, as far as the kernel reports it."""
     name = "bus contract"
     try:
         modes = {path.read_text().strip() for path in EDAC.glob("mc*/*/dimm_edac_mode")}

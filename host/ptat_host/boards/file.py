@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""A recorded session as a board: what it captured is recorded again."""
+"""A recorded session as a board, which records its capture again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ ALSO_COPIED = ("kernel", "symbols.json", "counters.json", "truth.0.bin", "consol
 
 
 class FileBoard:
-    """Replays a session: its capture passes through all that a board's stream does.
-
-    So a damaged capture becomes one of whole blocks, with its losses counted.
+    """Replays a session through the same steps as a board's stream. So a damaged capture becomes
+    one of whole blocks, with its losses counted.
     """
 
     options: Mapping[str, Option] = {}
@@ -44,7 +43,7 @@ class FileBoard:
         return list(self._session().command.argv)
 
     def check(self) -> list[Check]:
-        """Whether the session is there."""
+        """Check that the session exists."""
         if self._path is None:
             return [Check("session", None, "write it as file:DIR")]
         try:

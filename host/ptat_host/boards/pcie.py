@@ -6,8 +6,8 @@
     Client ── frames ──► PcieLink ── ioctl ──► driver ──► registers of the board
     file ◄── RingCapture ◄── mapped ring ◄──────────────── the board's DMA
 
-Such a board has no firmware. The driver does what a command asks for, so `PcieLink` answers frames
-itself, and all else is as with other boards.
+Such a board has no firmware; the driver executes commands. So `PcieLink` answers frames itself, and
+everything else works as with other boards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 RING = "64M"
 PATIENCE_MS = "10"
 PIECE_BLOCKS = 512
-"""How many blocks are written at once, and their places given back."""
+"""Blocks that are written, and returned to the ring, at a time."""
 POLL_MS = 50
 PARTIAL_COUNT, HELD_COUNT, OVERDUE_COUNT = 8, 12, 13
 """Numbers of `Counters.counts`; the first 8 are packets that the board refused, by kind."""
@@ -51,7 +51,7 @@ NO_CALIBRATION = "a PCIe board sees addresses: it needs no calibration"
 
 
 class RingCapture:
-    """Writes blocks from the mapped ring into a file, as they come."""
+    """Writes blocks from the mapped ring into a file as they arrive."""
 
     def __init__(self, device: Device, fd: int, ring_blocks: int) -> None:
         """Map the ring; `begin` starts the thread."""
@@ -60,14 +60,14 @@ class RingCapture:
         self._ring = device.ring(ring_blocks)
         self._view = memoryview(self._ring)
         self.blocks = len(self._ring) // wire.BLOCK_BYTES
-        """Room in the ring."""
+        """Size of the ring."""
         self._tail = 0
         self._received_bytes = 0
         self._failure: str | None = None
         self._finished = False
         self._writable = True
         self.counts: dict[str, int] = {}
-        """What the board has counted."""
+        """The board's counters."""
         self._stop = os.eventfd(0)
         self._thread: threading.Thread | None = None
 
@@ -88,11 +88,11 @@ class RingCapture:
 
     @property
     def taken(self) -> int:
-        """Blocks that were taken from the ring."""
+        """Blocks taken from the ring."""
         return self._tail
 
     def begin(self) -> None:
-        """The recording has begun."""
+        """Start the thread when the recording has begun."""
         self._thread = threading.Thread(target=self._run, name="pcie-capture", daemon=True)
         self._thread.start()
 
@@ -123,7 +123,8 @@ class RingCapture:
             self._salvage()
 
     def _drain(self) -> bool:
-        """Write what is there, and give its places back; whether there was something."""
+        """Write the available blocks, and return them to the ring; return whether there were
+        any."""
         head = self._device.take(self._tail)
         some = head != self._tail
         while head != self._tail:
@@ -151,7 +152,7 @@ class RingCapture:
         self._tail = (self._tail + count) % 2**32
 
     def _salvage(self) -> None:
-        """Blocks that the board had written are in the ring; it may have been cut off in one."""
+        """Write the complete blocks that are left in the ring after an error."""
         for _ in range(self.blocks):
             start = self._tail % self.blocks * wire.BLOCK_BYTES
             block = self._view[start : start + wire.BLOCK_BYTES]
@@ -167,7 +168,7 @@ class RingCapture:
 
 
 class PcieLink(Link):
-    """One board on PCIe. Commands are carried out by its driver, at once."""
+    """One board on PCIe, whose driver executes commands immediately."""
 
     def __init__(self, address: str | None, ring_blocks: int, patience_ns: int) -> None:
         """Open the board at that PCI address, or the only one.
@@ -214,7 +215,7 @@ class PcieLink(Link):
         return answers
 
     def drain(self) -> int:
-        """See `Link.drain`: the driver empties the ring for each who opens it."""
+        """See `Link.drain`: the driver empties the ring when it is opened."""
         return 0
 
     def capture(self, fd: int, host: int) -> RingCapture:
@@ -319,9 +320,9 @@ class PcieBoard(HardwareBoard):
         return super().record(request)
 
     def observe(self, request: ObserveRequest) -> Observed:
-        """There is nothing to calibrate."""
+        """Refuse: these boards see addresses, so there is nothing to calibrate."""
         raise BoardError(NO_CALIBRATION, "record with it")
 
     def load(self, mapping: Path) -> list[str]:
-        """There is nothing to program."""
+        """Refuse: these boards see addresses, so there is nothing to program."""
         raise BoardError(NO_CALIBRATION, "record with it")

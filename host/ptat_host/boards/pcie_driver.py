@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""PCIe boards and their driver: where sysfs has them, and what ``/dev/ptat-pci`` does.
+"""PCIe boards in sysfs, and the ioctls of their driver's ``/dev/ptat-pci``.
 
-See ``include/uapi/linux/ptat_pci.h`` of the series in ``kernel-patch/``. The driver has one ring of
-blocks, which is mapped; all else are calls of ``ioctl``.
+See ``include/uapi/linux/ptat_pci.h`` of the series in ``kernel-patch/``. The driver has one mapped
+ring of blocks; everything else is an ``ioctl``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRIVERS = Path("/sys/bus/pci/drivers")
 NODES = Path("/dev")
 DRIVER = "ptat_pci"
 PCI_ID = ("0x10ee", "0x5054")
-"""Vendor and device, as sysfs writes them."""
+"""Vendor and device in sysfs's notation."""
 
 GONE = {
     errno.ENODEV: "the board is gone: it was removed, or had an error on its bus",
@@ -38,7 +38,7 @@ GONE = {
         "the region was given up: the board did not answer or was reset, or the machine slept"
     ),
 }
-"""What the driver says when a recording cannot go on."""
+"""The driver's errors that end a recording."""
 
 DRIVER_HINT = (
     "boot a kernel with the series in kernel-patch/ and CONFIG_PTAT_PCI;"
@@ -92,7 +92,7 @@ def _pci_id(device: Path) -> tuple[str, str] | None:
 def find(address: str | None) -> Path:
     """The directory in sysfs of the board at that address (``01:00.0``), or of the only one.
 
-    :raises BoardError: there is none, or no driver has it; says why.
+    :raises BoardError: there is none, or no driver is bound to it; says why.
     """
     if address is None:
         there = addresses()
@@ -122,7 +122,7 @@ def find(address: str | None) -> Path:
 
 
 def _check_driver(device: Path) -> None:
-    """See that our driver has it."""
+    """Check that our driver is bound to the board."""
     link = device / "driver"
     driver = link.readlink().name if link.is_symlink() else None
     if driver == DRIVER:
@@ -145,7 +145,7 @@ def _check_driver(device: Path) -> None:
 
 
 def _bar(device: Path) -> tuple[int, int]:
-    """Where BAR 0 is: first and last address."""
+    """First and last address of BAR 0."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         first, last, _ = (device / "resource").read_text().splitlines()[0].split()
         return int(first, 16), int(last, 16)
@@ -167,23 +167,23 @@ def _check_place(device: Path) -> None:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the board has counted since the start."""
+    """The board's counters since the start."""
 
     accesses: int
     matched: int
     emitted: int
     lost: int
     blocks: int
-    """Those that are in the ring, or were."""
+    """Blocks written to the ring."""
     counts: tuple[int, ...]
-    """By the numbers of the register ``decoder_count_select``."""
+    """Indexed by the register ``decoder_count_select``."""
 
 
 class Device:
     """The open device of a board. Several threads may use it."""
 
     def __init__(self, address: str | None) -> None:
-        """Open that of the board at `address`; None: of the only one.
+        """Open the device of the board at `address`; None: of the only one.
 
         :raises BoardError: there is none, or it cannot be opened; says why.
         """
@@ -202,15 +202,15 @@ class Device:
             raise BoardError(*_refusal(node, error)) from None
 
     def close(self) -> None:
-        """End what is recorded, and give the board back."""
+        """End the recording, and release the board."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def identity(self) -> Identity:
-        """Which board it is.
+        """Query the board's identity.
 
-        :raises LinkError: it is gone; so do the others.
+        :raises LinkError: the board is gone; this holds for all methods.
         """
         git_hash, board, version, tick_hz, granularity, channels, _ = _IDENTITY.unpack(
             self._ask(IDENTIFY, bytes(_IDENTITY.size))
@@ -229,7 +229,7 @@ class Device:
     def ring(self, blocks: int) -> mmap.mmap:
         """Allocate a ring of at least `blocks` blocks, and map it.
 
-        :raises BoardError: the machine has not the memory.
+        :raises BoardError: the machine lacks the memory.
         """
         try:
             answer = fcntl.ioctl(self.fd, RING, _BLOCKS.pack(blocks))
@@ -248,15 +248,14 @@ class Device:
         self._ask(START, _START.pack(patience_ns))
 
     def take(self, tail: int) -> int:
-        """Give back the places of all blocks before `tail`; return how many there are by now.
-
+        """Return all blocks before `tail` to the ring; return the number of blocks written so far.
         Both count from the start of the recording, modulo 2^32.
         """
         answer = self._ask(TAKE, _TAKE.pack(tail, 0))
         return int(_TAKE.unpack(answer)[1])
 
     def stop(self) -> bool:
-        """End the recording. False: blocks are still to come, ask again."""
+        """End the recording. False: more blocks will come, call again."""
         try:
             fcntl.ioctl(self.fd, STOP)
         except BlockingIOError:
@@ -266,7 +265,7 @@ class Device:
         return True
 
     def counters(self) -> Counters:
-        """What the board has counted."""
+        """Query the board's counters."""
         accesses, matched, emitted, lost, blocks, *counts = _COUNTERS.unpack(
             self._ask(COUNTERS, bytes(_COUNTERS.size))
         )

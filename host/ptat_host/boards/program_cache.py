@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""C programs of ours, compiled when they are first needed and kept in the cache."""
+"""C programs that are compiled on first use and kept in the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ptat_host.boards.base import BoardError
 
 
 def cache_root() -> Path:
-    """The directory that built things are kept in; it need not exist."""
+    """The directory of compiled programs; it need not exist."""
     if path := os.environ.get("PTAT_CACHE"):
         return Path(path)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -24,7 +24,8 @@ def cache_root() -> Path:
 
 @contextlib.contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """A directory that gets its name only once it is filled, so that none is found half made."""
+    """A directory that is renamed into place once it is complete, so that no partial one is
+    found."""
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=final.parent, prefix=f".{final.name}-") as temporary:
         filled = Path(temporary) / "new"
@@ -36,11 +37,10 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 
 def made(name: str, folder: Path, sources: Sequence[Path], out: str) -> Path:
-    """The directory of what `folder`'s Makefile makes of `sources`; `out` is its variable.
+    """The directory with the output of `folder`'s Makefile for `sources`; `out` is its variable for
+    the directory. The variable `KEPT` holds the directory's final name.
 
-    The Makefile finds in `KEPT` what that directory is called once all is made.
-
-    :raises BoardError: it cannot be compiled.
+    :raises BoardError: compiling fails.
     """
     key = hashlib.sha256()
     for source in sorted(sources):

@@ -17,7 +17,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "recorder"
 
 
 def directory() -> Path:
-    """Where ``ptat-maps`` and ``libptat-heap.so`` are, compiled if they are not in the cache.
+    """The directory of ``ptat-maps`` and ``libptat-heap.so``, compiled unless they are in the
+    cache.
 
     :raises BoardError: they cannot be compiled.
     """
@@ -31,7 +32,8 @@ def directory() -> Path:
 
 
 def heap_environment(env: Mapping[str, str], heap_bytes: int, socket: str) -> dict[str, str]:
-    """The environment of a command that tells `socket` of what it allocates of that size."""
+    """The environment of a command that reports its allocations of at least that size to
+    `socket`."""
     library = str(directory() / "libptat-heap.so")
     others = env.get("LD_PRELOAD")
     preload = f"{library}:{others}" if others else library
@@ -39,7 +41,7 @@ def heap_environment(env: Mapping[str, str], heap_bytes: int, socket: str) -> di
 
 
 class Recording:
-    """Records what the processes that we start from now on map; a context manager."""
+    """Records the mappings of processes that we start from now on; a context manager."""
 
     def __init__(self, target: Path, heap: bool) -> None:
         """Begin; `target` is the file to write. `heap`: also listen at `socket`.
@@ -51,7 +53,7 @@ class Recording:
         self._temporary = tempfile.TemporaryDirectory(prefix="ptat-") if heap else None
         self.socket = f"{self._temporary.name}/heap" if self._temporary else None
         self.written = False
-        """Once it has ended: all is in the file."""
+        """Wait for its end, when the file is complete."""
         with target.open("wb") as file:
             self._process = subprocess.Popen(
                 [program, str(os.getpid()), *([self.socket] if self.socket else [])],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The board `trap`: this machine's own kernel, where each TLB miss of the command traps."""
+"""The board `trap`: this machine's own kernel, in which each TLB miss of the command traps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYMBOLS = Path("/proc/kallsyms")
 
 
 class TrapBoard:
-    """No device: the kernel sees the misses."""
+    """Trap mode: no device, the kernel sees the misses."""
 
     name = "trap"
     options: Mapping[str, Option] = {
@@ -27,7 +27,7 @@ class TrapBoard:
     }
 
     def check(self) -> list[Check]:
-        """What `record` needs."""
+        """The requirements of `record`."""
         if not DEVICE.exists():
             return [Check("traps", None, f"no {DEVICE}: misses do not trap here", BOOT_HINT)]
         usable = os.access(DEVICE, os.R_OK | os.W_OK)
@@ -78,7 +78,7 @@ class TrapBoard:
 def functions(lines: Iterable[str]) -> list[str]:
     """The lines of ``/proc/kallsyms`` that name code, as System.map has them.
 
-    None where the kernel hides its addresses.
+    None if the kernel hides its addresses.
     """
     found = [line.split()[:3] for line in lines]
     code = [(int(address, 16), kind, name) for address, kind, name in found if kind in "tTwW"]

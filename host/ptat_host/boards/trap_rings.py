@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The rings of ``/dev/ptat``: what this machine's kernel records of TLB misses that trap.
+"""The rings of ``/dev/ptat``, in which this machine's kernel records trapped TLB misses.
 
-The kernel writes records, and waits for us where a ring is nearly full; see
+The kernel writes records, and waits for us if a ring is nearly full; see
 ``include/uapi/linux/ptat.h`` of the series in ``kernel-patch/``.
 """
 
@@ -41,7 +41,7 @@ class Ring:
     """The ring of one CPU, mapped, and the file that its records go to."""
 
     def __init__(self, device: int, cpu: int, ring_bytes: int, directory: Path) -> None:
-        """Map it. `OSError` if the CPU has none, or the file cannot be made."""
+        """Map it. `OSError` if the CPU has none, or the file cannot be created."""
         self._mapped = mmap.mmap(device, ring_bytes, offset=cpu * ring_bytes)
         self._page = np.frombuffer(self._mapped, PAGE, 1)[0:1]
         if int(self._page["record_bytes"][0]) != traps.RECORD.itemsize:
@@ -56,11 +56,11 @@ class Ring:
 
     @property
     def used(self) -> int:
-        """Records that are still to be read."""
+        """Unread records."""
         return int(self._page["head"][0]) - int(self._page["tail"][0])
 
     def drain(self) -> None:
-        """Write what there is to the file. `OSError` if that fails."""
+        """Write the unread records to the file. `OSError` if that fails."""
         # x86 keeps the kernel's order of the records and of the head, and that of our loads.
         head, tail = int(self._page["head"][0]), int(self._page["tail"][0])
         while tail != head:
@@ -75,7 +75,7 @@ class Ring:
             self._page["tail"] = tail
 
     def described(self) -> dict[str, Any]:
-        """An element of `traps` in session.json: of what was written."""
+        """The element of `traps` in session.json for the written records."""
         return {
             "cpu": int(self._page["cpu"][0]),
             "records": int(self._page["tail"][0]),
@@ -85,7 +85,7 @@ class Ring:
         }
 
     def fill(self) -> Fill:
-        """How full it is."""
+        """Its fill level."""
         lost = int(self._page["lost"][0])
         return Fill(f"traps, {self.path.stem}", self.used, self._records, "records", lost)
 
@@ -104,12 +104,12 @@ class Rings:
 
         :param directory: gets the records.
         :param broken: called by the thread if records cannot be written; misses do not trap then.
-        :raises BoardError: there is no such device, or somebody else has it.
+        :raises BoardError: there is no such device, or another process has opened it.
         """
         self._broken = broken
         self._ending = threading.Event()
         self._in_use = threading.Lock()
-        """Held while rings are read or unmapped."""
+        """Lock for reading and unmapping rings."""
         try:
             self._device = os.open(DEVICE, os.O_RDWR)
         except OSError as error:
@@ -136,7 +136,7 @@ class Rings:
         self.close()
 
     def finish(self) -> None:
-        """Write what is left, once nothing is traced any more; may be called again."""
+        """Write the rest after tracing has ended; may be called again."""
         self._ending.set()
         self._thread.join()
 
@@ -157,7 +157,7 @@ class Rings:
             return [ring.described() for ring in self._rings] or self._last
 
     def fills(self) -> list[Fill]:
-        """How full the rings are; nothing when they were given back."""
+        """Fill levels of the rings; empty after they were released."""
         with self._in_use:
             return [ring.fill() for ring in self._rings]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Boards on Ethernet: the stream comes in datagrams that are acknowledged (docs/protocol.md)."""
+"""Boards on Ethernet, whose stream comes in acknowledged datagrams (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ptat_host.boards.hardware import HardwareBoard
 from ptat_host.protocol import CHUNK_BYTES, DATA_HEADER, Frame, ProtocolError
 
 WINDOW_CHUNKS = 8192
-"""What the host has room for, in datagrams: 8 MiB."""
+"""Datagrams that the host has room for: 8 MiB."""
 BATCH_CHUNKS = 128
-"""Most packets received at a time."""
+"""Most datagrams to receive at a time."""
 WRITE_CHUNKS = 256
-"""Most blocks written at a time."""
+"""Most blocks to write at a time."""
 SOCKET_BUFFER_BYTES = 16 << 20
 ACK_EVERY_CHUNKS = 64
 ACK_GAP_S = 0.001
@@ -71,7 +71,7 @@ class UdpLink(Link):
 
     @property
     def name(self) -> str:
-        """``udp:`` and where it is."""
+        """``udp:`` and its address."""
         return f"udp:{self._address}"
 
     def send(self, data: bytes) -> None:
@@ -103,13 +103,13 @@ class UdpLink(Link):
         return _frames(data)
 
     def deliver(self, data: bytes | memoryview) -> None:
-        """Take a datagram that is no data; called by the capture's thread."""
+        """Accept a datagram without data; called by the capture's thread."""
         with self._arrived:
             self._frames.extend(_frames(data))
             self._arrived.notify()
 
     def drain(self) -> int:
-        """Nothing to drop: datagrams bear the host they are for."""
+        """Nothing to drop, because datagrams name their host."""
         return 0
 
     def capture(self, fd: int, host: int) -> UdpCapture:
@@ -157,7 +157,8 @@ _LIBC.recvmmsg.argtypes = [
 
 
 class _Ring:
-    """Room for a window of datagrams, which the kernel fills many at a time: header and chunk.
+    """Buffers for a window of datagrams (header and chunk), many of which the kernel fills at a
+    time.
 
     Chunk N of the stream belongs into slot N modulo the window.
     """
@@ -195,20 +196,19 @@ class _Ring:
         return got
 
     def sizes(self, slot: int, count: int) -> npt.NDArray[np.uint32]:
-        """Bytes of the datagrams received last."""
+        """Sizes of the datagrams received last, in bytes."""
         sizes: npt.NDArray[np.uint32] = self._messages["bytes"][slot : slot + count]
         return sizes
 
     def slot(self, chunk: int) -> memoryview:
-        """Where a chunk of the stream belongs."""
+        """The slot of a chunk of the stream."""
         at = chunk % WINDOW_CHUNKS * CHUNK_BYTES
         return self.chunks[at : at + CHUNK_BYTES]
 
 
 class UdpCapture:
-    """Puts datagrams in order, has those repeated that were lost, and writes them.
-
-    They are received to where they belong if they come in order; others are moved.
+    """Orders datagrams, requests lost ones again, and writes them. Datagrams that come in order are
+    received in place; others are moved.
     """
 
     def __init__(self, link: UdpLink, sock: socket.socket, fd: int, host: int) -> None:
@@ -218,11 +218,11 @@ class UdpCapture:
         self._host = host
         self._ring = _Ring(sock)
         self._present = bytearray(WINDOW_CHUNKS)
-        """Which chunks of the window have arrived out of order."""
+        """Chunks of the window that have arrived out of order."""
         self._next = 0
-        """Chunks that have arrived without a gap; not wrapped."""
+        """Number of chunks that have arrived without a gap; not wrapped."""
         self._highest = 0
-        """One past the highest that has arrived."""
+        """One past the highest chunk that has arrived."""
         self._written = 0
         self._last: int | None = None
         """Length of the stream in chunks, once it is known."""
@@ -236,7 +236,7 @@ class UdpCapture:
 
     @property
     def is_running(self) -> bool:
-        """Whether it reads the socket."""
+        """Whether the capture's thread reads the socket."""
         return self._thread.is_alive()
 
     @property
@@ -251,7 +251,7 @@ class UdpCapture:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the network did to the stream."""
+        """Losses, repeats and reordering on the network."""
         return {
             "repeated_datagrams": self._repeated,
             "out_of_order_datagrams": self._out_of_order,
@@ -298,7 +298,7 @@ class UdpCapture:
         self._write()
 
     def _receive(self) -> int:
-        """Take what has arrived, some datagrams at most; return how many."""
+        """Process some of the datagrams that have arrived; return their number."""
         at = self._next % WINDOW_CHUNKS
         room = min(BATCH_CHUNKS, WINDOW_CHUNKS - at)
         if self._highest > self._next:
@@ -327,7 +327,7 @@ class UdpCapture:
         return got
 
     def _pass_present(self) -> None:
-        """`next` has arrived: go on behind those that came before it."""
+        """Advance past chunk `next`, which has arrived, and any that came before it."""
         while self._present[self._next % WINDOW_CHUNKS]:
             self._present[self._next % WINDOW_CHUNKS] = 0
             self._next += 1
@@ -370,7 +370,7 @@ class UdpCapture:
             self._out_of_order += 1
 
     def _write(self) -> None:
-        """Write what is there without a gap."""
+        """Write the chunks without a gap."""
         while self._written < self._next and self._failure is None:
             at = self._written % WINDOW_CHUNKS
             count = min(self._next - self._written, WINDOW_CHUNKS - at)
@@ -407,7 +407,7 @@ class UdpBoard(HardwareBoard):
     kind = "udp"
 
     def discover(self) -> list[str]:
-        """None: a board on the network must be named."""
+        """None: users must name boards on the network."""
         return []
 
     def open(self, address: str | None) -> UdpLink:

@@ -21,7 +21,8 @@ from ptat_host.protocol import Frame, FrameReader
 
 TRANSFER_BYTES = 256 << 10
 TRANSFERS = 32
-"""With `TRANSFER_BYTES`: what may arrive while the disk is busy. usbfs allows 16 MiB in all."""
+"""Transfers of `TRANSFER_BYTES` in flight, which bridge a busy disk. usbfs allows 16 MiB in
+total."""
 SEND_TIMEOUT_MS = 1000
 DRAIN_TIMEOUT_MS = 100
 DRAIN_S = 10.0
@@ -38,7 +39,7 @@ GONE = "the board was unplugged, or lost its power"
 
 
 def _boards(context: usb1.USBContext) -> Iterator[tuple[usb1.USBDevice, str]]:
-    """Devices that may be ours, with a name for them."""
+    """Candidate devices, with a name for each."""
     for device in context.getDeviceIterator(skip_on_error=True):
         if (device.getVendorID(), device.getProductID()) == (
             protocol.USB_VENDOR,
@@ -57,7 +58,7 @@ def _open(device: usb1.USBDevice, where: str) -> usb1.USBDeviceHandle:
 
 
 def _interface(device: usb1.USBDevice) -> int | None:
-    """The interface that has our endpoints."""
+    """The interface with our endpoints."""
     wanted = {
         protocol.USB_ENDPOINT_REQUEST,
         protocol.USB_ENDPOINT_RESPONSE,
@@ -73,7 +74,7 @@ def _interface(device: usb1.USBDevice) -> int | None:
 
 
 def serials() -> list[str]:
-    """Serial numbers of the boards that are plugged in.
+    """Serial numbers of the connected boards.
 
     :raises BoardError: one of them cannot be opened.
     """
@@ -93,7 +94,7 @@ class UsbLink(Link):
     def __init__(self, serial: str | None) -> None:
         """Open the board of that serial number, or the only one.
 
-        :raises BoardError: there is none, or it cannot be opened, or somebody else uses it.
+        :raises BoardError: there is none, or it cannot be opened, or another process uses it.
         """
         self._resources = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
@@ -207,9 +208,9 @@ def _suppressing(function: Callable[..., object], *args: object) -> None:
 class UsbCapture:
     """Keeps a ring of transfers in flight and writes each to the file as it completes.
 
-    The kernel fills the buffers one after the other, and a filled one is written from where it
-    is. After a stall or another error all of them are taken back, the endpoint is cleared, and
-    they go out again.
+    The kernel fills the buffers in turn, and a filled buffer is written without a copy. After a
+    stall or another error all transfers are cancelled, the endpoint is cleared, and they are
+    submitted again.
     """
 
     def __init__(self, context: usb1.USBContext, handle: usb1.USBDeviceHandle, fd: int) -> None:
@@ -221,7 +222,7 @@ class UsbCapture:
         self._writable = True
         self._stopping = False
         self._broken = False
-        """An error came: nothing goes out until the endpoint is cleared."""
+        """After an error, no transfer is submitted until the endpoint is cleared."""
         self._recoveries = 0
         self._fruitless = 0
         self._in_flight = 0
@@ -248,11 +249,11 @@ class UsbCapture:
 
     @property
     def counters(self) -> dict[str, int]:
-        """How often the link stopped and went on."""
+        """Number of recoveries of the link."""
         return {"recoveries": self._recoveries}
 
     def finish(self, expected_bytes: int | None) -> None:
-        """See `Capture.finish`. What exceeds `expected_bytes` is waited for, too."""
+        """See `Capture.finish`. Also waits for bytes beyond `expected_bytes`."""
         silent_s = TAIL_SILENCE_S
         before, since_s = -1, time.monotonic()
         while self._failure is None and time.monotonic() - since_s < silent_s:
@@ -265,7 +266,7 @@ class UsbCapture:
         self._thread.join()
 
     def _submit(self) -> None:
-        """Send all idle transfers out, in the order in which their data is to be written."""
+        """Submit all idle transfers, in the order in which their data will be written."""
         idle, self._idle = self._idle, []
         for i, transfer in enumerate(idle):
             try:
@@ -285,7 +286,7 @@ class UsbCapture:
             self._in_flight += 1
 
     def _done(self, transfer: usb1.USBTransfer) -> None:
-        """A transfer came back; runs in `_run`'s thread."""
+        """Handle a completed transfer; runs in `_run`'s thread."""
         self._in_flight -= 1
         size = transfer.getActualLength()
         if size:

@@ -34,7 +34,6 @@ class Module:
     standard: str
     ranks: int
     row_bits: int
-    column_bits: int
     bus_bytes: int
     """Width of the data bus without ECC."""
     wired_mirror: int
@@ -71,7 +70,6 @@ def parse(data: bytes, name: str) -> Module:
         standard=NAMES[kind],
         ranks=(organization >> 3 & 7) + 1,
         row_bits=(data[5] >> 3 & 7) + 12,
-        column_bits=(data[5] & 7) + 9,
         bus_bytes=1 << (width & 3),
         wired_mirror=0b1010 if _mirrored(data, ddr4, registered) else 0,
     )

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The commands of `ptat`, a module each: how each is called, and what it calls."""
+"""The commands of `ptat`, one module each: options, and calls of the other rooms."""

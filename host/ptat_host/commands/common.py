@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What the commands of `ptat` have in common: the parser, sessions, numbers."""
+"""Common parts of the commands: parser of options, sessions, numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSIONS = Path("ptat-sessions")
 
 
 class UsageError(PtatError):
-    """The command line makes no sense."""
+    """The command line is wrong."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +37,7 @@ Commands = argparse._SubParsersAction  # the type has no public name
 
 
 def add_command(commands: Commands[Parser], name: str, text: str) -> Parser:
-    """A command; `text` is its line in the list and the first sentence of its help."""
+    """Add a command; `text` is its line in the list and the first sentence of its help."""
     return commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
 
 

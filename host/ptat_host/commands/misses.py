@@ -100,7 +100,7 @@ def _filtered(arguments: argparse.Namespace) -> Misses:
 
 
 def _seconds(text: str) -> int:
-    """Seconds → ns, without rounding what can be written."""
+    """Convert seconds to ns exactly."""
     try:
         return int(Decimal(text) * 1_000_000_000)
     except (ArithmeticError, ValueError):

@@ -54,7 +54,7 @@ def add(commands: Commands[Parser]) -> None:
 
 
 def add_recording(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Options of what is to be recorded, and how."""
+    """Add the options of a recording."""
     others = len(parser._actions)
     add_board(parser)
     parser.add_argument(
@@ -161,7 +161,7 @@ def add_board_options(parser: argparse.ArgumentParser) -> None:
 
 
 def board_options(arguments: argparse.Namespace, board: Board) -> Mapping[str, str]:
-    """What was given of the board's own options."""
+    """The board's own options that the user set."""
     given = {
         key.removeprefix(_BOARD_OPTION): value
         for key, value in vars(arguments).items()
@@ -247,7 +247,8 @@ def record_one(
 
 
 def recorded(session: Path, result: RecordResult, strict: bool) -> int:
-    """Say how a recording ended; the exit status. Who called sudo gets the session."""
+    """Report how a recording ended, and return the exit status. The user who called sudo gets the
+    session."""
     from ptat_host.recording.ownership import give_to_caller
 
     give_to_caller(session)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What was mapped where, and when: ``kernel/maps.jsonl`` of a session (docs/formats.md).
+"""Mappings over time: ``kernel/maps.jsonl`` of a session (docs/formats.md).
 
-An address space is pieces that do not overlap, each of a `Mapping`; a change cuts pieces off at its
-time. What was there for how long comes out as `Region`s: rectangles of addresses and time.
+An address space consists of disjoint pieces, each of a `Mapping`; a change ends pieces at its time.
+The result is a list of `Region`s: rectangles of addresses and time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ANONYMOUS = "//anon"
 
 @dataclass(eq=False)
 class Mapping:
-    """What one mmap, brk, exec or malloc made. Two are the same only if they are one object."""
+    """The result of one mmap, brk, exec or malloc, compared by identity."""
 
     name: str
-    """The file's path, or what the kernel calls it: ``[heap]``, ``[stack]``, ``//anon``."""
+    """The file's path, or the kernel's name: ``[heap]``, ``[stack]``, ``//anon``."""
     offset_bytes: int = 0
-    """Of its begin in the file."""
+    """Offset of its start in the file."""
     start: int = 0
     bytes: int = 0
     prot: int = 0
@@ -37,11 +37,11 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Frame:
-    """A return address as the place in the file that was mapped there."""
+    """A return address as a position in the mapped file."""
 
     file: str
     offset_bytes: int
-    """Of the byte before it, which is part of the call."""
+    """Offset of the byte before it, which is part of the call."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Maps:
     heap: dict[int, list[Region]] = field(default_factory=dict)
     """Allocations of the command, if they were recorded (``--heap``)."""
     lost: int = 0
-    """Events that the kernel had no room for, and lines that make no sense."""
+    """Events that the kernel dropped, and malformed lines."""
     files: set[str] = field(default_factory=set)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Names that threads gave themselves, by tgid and tid; the last one of each."""
+    """Last name that each thread gave itself, by tgid and tid."""
 
 
 class _Space:
@@ -79,7 +79,7 @@ class _Space:
         self.closed: list[Region] = []
 
     def pieces(self, start: int, end: int) -> list[tuple[int, int, Mapping]]:
-        """Start, end and mapping of what overlaps."""
+        """Start, end and mapping of overlapping pieces."""
         first = max(bisect.bisect_right(self._starts, start) - 1, 0)
         last = bisect.bisect_left(self._starts, end)
         return [
@@ -89,12 +89,12 @@ class _Space:
         ]
 
     def at(self, address: int) -> Mapping | None:
-        """What is mapped there."""
+        """The mapping at an address."""
         found = self.pieces(address, address + 1)
         return found[0][2] if found else None
 
     def cut(self, start: int, end: int, ns: int) -> None:
-        """Nothing is mapped there any more."""
+        """Unmap a range."""
         first = max(bisect.bisect_right(self._starts, start) - 1, 0)
         last = bisect.bisect_left(self._starts, end)
         while first < last and self._pieces[first][0] <= start:
@@ -112,14 +112,14 @@ class _Space:
         self._pieces[first:last] = [piece for _, piece in kept]
 
     def put(self, start: int, end: int, mapping: Mapping, ns: int) -> None:
-        """Map it, over what is there."""
+        """Map a range, replacing what is there."""
         self.cut(start, end, ns)
         at = bisect.bisect_left(self._starts, start)
         self._starts.insert(at, start)
         self._pieces.insert(at, (end, ns, mapping))
 
     def fill(self, start: int, end: int, mapping: Mapping, ns: int) -> None:
-        """Map it where nothing is."""
+        """Map the unmapped parts of a range."""
         at = start
         for begin, stop, _ in self.pieces(start, end):
             if begin > at:
@@ -129,11 +129,11 @@ class _Space:
             self.put(at, end, mapping, ns)
 
     def clear(self, ns: int) -> None:
-        """The address space is gone."""
+        """End the address space."""
         self.cut(0, 1 << 64, ns)
 
     def copy(self, ns: int) -> _Space:
-        """Of a fork."""
+        """The copy for a forked process."""
         child = _Space()
         child._starts = list(self._starts)
         child._pieces = [(end, ns, mapping) for end, _, mapping in self._pieces]
@@ -247,7 +247,7 @@ def _is_anonymous(name: str) -> bool:
 
 
 def _text(escaped: str) -> str:
-    """Each character is a byte of what the kernel said."""
+    """Each character stands for a byte of the kernel's text."""
     return os.fsdecode(escaped.encode("latin-1"))
 
 
@@ -259,7 +259,7 @@ def path_of(session: Path) -> Path:
 def read(path: Path, cycles_hz: float) -> Maps:
     """Read a recording; `cycles_hz` is the frequency of the TSC, kernel time 0 is its 0.
 
-    A line that makes no sense is counted as lost. Raises `OSError` where there is no such file.
+    A malformed line counts as lost. Raises `OSError` if there is no such file.
     """
     lost = 0
     clock: list[tuple[int, int]] = []

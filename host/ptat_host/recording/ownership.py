@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Whose files a session is, where root records for somebody."""
+"""Ownership of a session's files if root records for another user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def give_to_caller(session: Path) -> None:
     """Give a session that was recorded through sudo to the user who called sudo.
 
-    So is the directory that holds it, if it holds nothing else and is root's. Where the file system
+    The directory that holds it follows, if it holds nothing else and is root's. If the file system
     refuses, they stay root's.
     """
     try:

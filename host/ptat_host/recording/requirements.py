@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``ptat doctor``: what a recording needs, what is missing, and what to do about it."""
+"""``ptat doctor``: the requirements of a recording, which are missing, and how to fix them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ptat_host.sizes import format_size
 
 
 def host_checks(directory: Path, control: Path = CONTROL) -> list[Check]:
-    """What any board needs of this machine; sessions would go into `directory`."""
+    """Requirements of every board; sessions would go into `directory`."""
     return [_system(), _room(directory), _running_kernel(control)]
 
 
@@ -75,7 +75,7 @@ def _running_kernel(control: Path) -> Check:
 
 
 def board_checks(name: str) -> list[Check]:
-    """What that board needs; that it cannot be loaded is an answer, too."""
+    """Requirements of a board; a board that cannot be loaded is a failed one."""
     try:
         return boards.load(name).check()
     except BoardError as error:
@@ -83,7 +83,7 @@ def board_checks(name: str) -> list[Check]:
 
 
 def render(names: Sequence[str], directory: Path) -> tuple[Table, bool]:
-    """All checks for these boards as a table, and whether none of them failed."""
+    """All checks for these boards as a table, and whether all passed."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(3):
         table.add_column(overflow="fold")

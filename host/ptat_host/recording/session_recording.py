@@ -28,10 +28,10 @@ from ptat_parser.errors import PtatError
 from ptat_parser.formats import session
 
 FREE_BYTES_MIN = 256 << 20
-"""Below this no recording is begun: a few seconds of misses would fill it."""
+"""Least free space for a recording: a few seconds of misses would fill less."""
 
 RUNNING = "ptat record did not end, or is still running"
-"""Why a session is incomplete, as long as nothing else is known."""
+"""Reason why a session is incomplete until its end."""
 DETACHED = "the region was lost during the run; page tables moved to ordinary memory (see dmesg)"
 PRIVILEGED = (
     "execve() calls gave a program privileges; those programs were not traced"
@@ -44,8 +44,8 @@ _DESCRIPTION_BYTES_MAX = 256 << 10
 class Description:
     """``session.json`` while a session is made: written at the start, replaced at the end.
 
-    The room for the second version is taken at the start, so that a session whose recording
-    filled the disk can still say so.
+    Space for the second version is reserved at the start, so that a session that filled the disk
+    can still state this.
     """
 
     def __init__(self, directory: Path, content: dict[str, Any]) -> None:
@@ -67,20 +67,20 @@ class Description:
             self.content["traps"] = metadata["traps"]
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Write down what is known when the capture begins."""
+        """Write the part that is known when the capture begins."""
         self.add(metadata)
         self.finish()
         self._reserve()
 
     def finish(self) -> None:
-        """Replace the file by the present content."""
+        """Replace the file with the current content."""
         with self._next.open("r+b") as file:
             file.write(self._text().encode())
             file.truncate()
         self._next.replace(self._path)
 
     def withdraw(self) -> None:
-        """There is no session after all."""
+        """Remove the file, because there is no session."""
         self._path.unlink()
         self._next.unlink()
         with contextlib.suppress(OSError):
@@ -125,9 +125,9 @@ def given_session(directory: Path) -> Path:
 def record(board: Board, request: RecordRequest, *, archive: bool = True) -> RecordResult:
     """Record into `request.session_dir`, which is there and empty, and describe the session.
 
-    An interruption (Ctrl-C, SIGTERM) and a machine that dies leave a readable session that is
-    marked incomplete. If nothing could be recorded there is no session: the directory goes too,
-    unless the board left something in it that may explain why.
+    An interruption (Ctrl-C, SIGTERM) or a dying machine leaves a readable session that is marked
+    incomplete. If nothing could be recorded, the directory is removed, unless the board left
+    something in it that may explain why.
 
     :param archive: compress the capture and index it, which needs numba; else it stays as it came.
 
@@ -177,10 +177,10 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
 def _archive(board: dict[str, Any], directory: Path, complete: bool) -> list[Path]:
     """Archive the captures, name the archives in `board`, and return the files they stand for.
 
-    A `complete` capture gets an index, but for several channels: merging them reads all anyway.
-
-    These may only go when ``session.json`` names the archives. A capture that cannot be archived
-    (no room for both, interrupted) stays as it is, which can be read as well; the user is informed.
+    A `complete` capture of one channel gets an index; merging several channels reads everything
+    anyway. The raw files may be removed only after ``session.json`` names the archives. A capture
+    that cannot be archived (no room for both, interrupted) stays raw, which is readable, too; the
+    user is informed.
     """
     from ptat_parser.formats import archive
 
@@ -204,7 +204,7 @@ def _archive(board: dict[str, Any], directory: Path, complete: bool) -> list[Pat
 
 
 def _index(raw: Path, channel: dict[str, Any]) -> bytes:
-    """The index of a capture, with which parsing reads it once; none where blocks are damaged."""
+    """The index of a capture, so that parsing reads it only once; None if blocks are damaged."""
     from ptat_parser.capture.reader import BusReader
 
     try:
@@ -214,7 +214,7 @@ def _index(raw: Path, channel: dict[str, Any]) -> bytes:
 
 
 def _require_free_space(directory: Path) -> None:
-    """Refuse to begin on a disk that is as good as full."""
+    """Refuse to start on a nearly full disk."""
     free_bytes = shutil.disk_usage(directory).free
     if free_bytes < FREE_BYTES_MIN:
         raise PtatError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What the files that a command mapped call their contents: ``symbols.json`` of a session.
+"""Symbols of the files that a command mapped: ``symbols.json`` of a session.
 
-Written when a recording ends, on the machine whose files they are: a session can be moved, and a
-program be built again, and the report still knows the names.
+Written at the end of a recording, on the machine with the files, so that the report has names even
+after the session has moved or the program was rebuilt.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _ASSIGNED = re.compile(r"^[^=\"']*?([A-Za-z_][\w.]*(?:->[\w.]+)*)(?:\[[^\]]*\])*
 
 @dataclass(frozen=True)
 class Call:
-    """A place in the source. `line` 0: it is not known."""
+    """A place in the source. `line` 0: unknown."""
 
     function: str
     source: str
     line: int
     text: str
-    """The line itself, empty if the source was not there."""
+    """The text of the line, empty if the source is missing."""
 
     @property
     def variable(self) -> str | None:
-        """What the line assigns the call's result to."""
+        """The variable that the line assigns the call's result to."""
         found = _ASSIGNED.match(self.text)
         return found[1] if found else None
 
@@ -83,18 +83,18 @@ class Module:
     """An ELF file."""
 
     loads: list[tuple[int, int, int, int]]
-    """Of each segment that is loaded: address, offset in the file, bytes there and in memory."""
+    """Loaded segments: address, offset in the file, size in the file and in memory (bytes)."""
     sections: list[tuple[str, int, int]]
-    """Name, address and size of those that are in memory."""
+    """Name, address and size of sections in memory."""
     names: list[str]
-    """Of static data, as the two arrays of their addresses (ascending) and sizes."""
+    """Static data, as the two arrays of addresses (ascending) and sizes."""
     addresses: npt.NDArray[np.uint64]
     sizes: npt.NDArray[np.uint64]
     functions: SymbolTable = NO_SYMBOLS
-    """Recorded only where instructions are: of sessions whose misses trapped."""
+    """Functions; recorded only in trap mode, whose records have instructions."""
 
     def address_of(self, offset_bytes: int) -> int | None:
-        """The address that a place in the file is linked to."""
+        """The link address of a position in the file."""
         for address, offset, file_bytes, _ in self.loads:
             if offset <= offset_bytes < offset + file_bytes:
                 return address + offset_bytes - offset
@@ -118,7 +118,8 @@ class Module:
         return names[at] if inside else None
 
     def symbol_of(self, start: int, end: int) -> tuple[str, int, int] | None:
-        """Name, address and size of what most of these addresses are; None: half have no name."""
+        """Name, address and size of the symbol of most of these addresses; None: half have no
+        name."""
         first = max(int(np.searchsorted(self.addresses, start, "right")) - 1, 0)
         best, found = (end - start) // 2, None
         for index in range(first, len(self.names)):
@@ -131,7 +132,7 @@ class Module:
         return found
 
     def section_of(self, start: int, end: int) -> str | None:
-        """The section that has the most of these addresses."""
+        """The section with the most of these addresses."""
         best, name = 0, None
         for section, address, size in self.sections:
             overlap = min(end, address + size) - max(start, address)
@@ -146,11 +147,11 @@ class Symbols:
 
     modules: dict[str, Module]
     calls: dict[Frame, list[Call]]
-    """Of each recorded return address: the call, then those it was inlined into."""
+    """For each recorded return address the call, then those it was inlined into."""
 
 
 def collect(session: Path) -> None:
-    """Write ``symbols.json`` for what the session's command mapped, if that was recorded."""
+    """Write ``symbols.json`` for the command's mappings, if they were recorded."""
     recording = maps.path_of(session)
     if not recording.exists() or (session / FILE).exists():
         return  # a replayed session brings its own
@@ -182,7 +183,7 @@ def gather(found: Maps, functions: bool = False) -> Symbols:
 
 
 def load(session: Path) -> Symbols:
-    """Read ``symbols.json``; without one, or from a damaged one, nothing has a name."""
+    """Read ``symbols.json``; if it is missing or damaged, there are no names."""
     try:
         content = json.loads((session / FILE).read_bytes())
         modules = {path: _from_json(module) for path, module in content["modules"].items()}
@@ -231,7 +232,7 @@ def _from_json(content: dict[str, Any]) -> Module:
 
 
 def _read_elf(path: Path, functions: bool = False) -> Module | None:
-    """None: it is no ELF file of a 64-bit machine, or cannot be read any more."""
+    """None: it is no 64-bit ELF file, or can no longer be read."""
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
@@ -254,7 +255,7 @@ def _read_elf(path: Path, functions: bool = False) -> Module | None:
 
 
 def _symbols(elf: ELFFile, kinds: tuple[int, ...]) -> SymbolTable:
-    """Those of some kinds that the file defines; data must have a size."""
+    """Symbols of some types that the file defines; data must have a size."""
     table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
         return NO_SYMBOLS
@@ -282,7 +283,7 @@ def _symbols(elf: ELFFile, kinds: tuple[int, ...]) -> SymbolTable:
 
 
 def _resolve(frames: Iterable[Frame], modules: dict[str, Module]) -> dict[Frame, list[Call]]:
-    """The source of each frame, by addr2line (of binutils), where there is one."""
+    """The source of each frame, by addr2line (of binutils) if it is installed."""
     by_file: dict[str, dict[int, Frame]] = {}
     for frame in frames:
         module = modules.get(frame.file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What a session shows. The results of the parser go in; text, JSON or HTML comes out.
+"""Reports of sessions: from the parser's results to text, JSON or HTML.
 
 One session: `session_report`, `html`, `trace_text`, `kernel_profile`, `larger_pages` (with `tlb`),
 `recording_cost`, `invariants`, `live_view`. Several: `comparison`, `repeats`, `trace_validation`.

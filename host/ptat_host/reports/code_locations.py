@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Which function an instruction belongs to: by the session's mappings and symbols.
+"""Attributes instructions to functions, by the session's mappings and symbols.
 
-The code at an address is what was mapped there at the time that is given with it.
+The code at an address is that of the mapping at a given time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KERNEL_BEGINS = 1 << 63
 
 
 class Location(NamedTuple):
-    """A function, and the file or kernel that it is of."""
+    """A function, and its file or the kernel."""
 
     object: str
     function: str
@@ -91,17 +91,18 @@ class CodeLocations:
 
 
 def _may_be_code(region: Region) -> bool:
-    """Data, too, where the rights were not recorded or changed since."""
+    """Whether a region may hold code. Its rights do not decide: they are unrecorded, or may have
+    changed."""
     return region.mapping.name not in ("[heap]", "[stack]")
 
 
 def _index(
     regions: Sequence[Region], time_ns: npt.NDArray[np.int64], ip: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.int64]:
-    """Which region has each instruction; -1: none.
+    """The region of each instruction; -1: none.
 
-    The kernel reports a mapping late rather than early, so before its first region an address is
-    taken to be of that one; after its last, of the last.
+    The kernel reports mappings late rather than early, so an address before its first region
+    belongs to the first one, and an address after its last to the last.
     """
     found = np.full(ip.size, -1, np.int64)
     order = np.argsort(ip, kind="stable")

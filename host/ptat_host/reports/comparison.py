@@ -29,12 +29,12 @@ ENOUGH = 4
 """With this many recordings on each side, the smallest possible p is 0.029."""
 
 SHARE_MIN = 0.001
-"""What has a smaller share of all misses, of all recordings together, is not tested."""
+"""Items with a smaller share of all misses of all recordings are not tested."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Misses of something, in each recording of both sides."""
+    """Misses of one item in each recording of both sides."""
 
     what: str
     """total, process, object or page size."""
@@ -42,18 +42,18 @@ class Change:
     before: tuple[int, ...]
     after: tuple[int, ...]
     p: float | None = None
-    """How often chance brings about as much, adjusted for all changes of its kind; None: not known
-    from one recording of a side, or too small to matter."""
+    """How often chance produces such a change (p, adjusted for all changes of its kind); None:
+    unknown with one recording of a side, or too small to test."""
 
     @property
     def change(self) -> float | None:
-        """Of the medians, relative to before; None: there was nothing before."""
+        """Change of the medians relative to before; None: there were no misses before."""
         before = median(self.before)
         return median(self.after) / before - 1 if before else None
 
     @property
     def significant(self) -> bool | None:
-        """None: not known from one recording of a side."""
+        """None: unknown with one recording of a side."""
         return None if self.p is None else self.p < ALPHA
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def compare(before: Sequence[Trace], after: Sequence[Trace], top: int) -> list[C
 
 
 def warnings(before: Sequence[Trace], after: Sequence[Trace]) -> list[str]:
-    """What a reader must know before believing the numbers."""
+    """Caveats of the numbers."""
     found = []
     for trace in (*before, *after):
         if not trace.summary["complete"] or trace.summary["lost"]:

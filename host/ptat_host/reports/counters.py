@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``ptat stat``: hardware counters around a program, and what they say about page walks.
+"""``ptat stat``: hardware counters of a program, and metrics of its page walks.
 
 The metrics of page walks are those that studies of the TLB under NVM file systems use (cycles in
 page walks, walks per 1000 instructions, cycles per walk; data and instructions apart), for CPUs
@@ -82,7 +82,7 @@ _Sum = tuple[float, float | None] | None
 
 
 class _Counts:
-    """Counts of a run by the role they have, whatever the CPU calls them."""
+    """Counts of a run by role, independent of the CPU's event names."""
 
     def __init__(self, stat: Stat, cpus: Sequence[Cpu]) -> None:
         self._counts = {perf_stat.plain_name(count.event): count for count in stat.counts}
@@ -117,13 +117,13 @@ class _Counts:
 
 
 def count_of(stat: Stat, cpu: Cpu | None, *roles: str) -> int | None:
-    """What was counted for roles such as `walks_load`, summed up; None: it was not."""
+    """Sum of the counts for roles such as `walks_load`; None: not counted."""
     found = _Counts(stat, [cpu] if cpu else [*pmu.CPUS, GENERIC]).role(*roles)
     return None if found is None else round(found[0])
 
 
 def metrics(stat: Stat, cpu: Cpu | None = None) -> list[Metric]:
-    """All that can be derived from the counts; without `cpu`, by the names of the events."""
+    """All metrics of the counts; without `cpu`, by the names of the events."""
     counts = _Counts(stat, [cpu] if cpu else [*pmu.CPUS, GENERIC])
     found: list[Metric] = []
 
@@ -160,7 +160,7 @@ def metrics(stat: Stat, cpu: Cpu | None = None) -> list[Metric]:
 
 
 def _of_memory(memory: uncore.Memory) -> list[Metric]:
-    """What memory controllers did, of all that they did."""
+    """Metrics of the memory controllers' counts."""
     found = []
     for name, part, whole in (
         ("underfill reads of all reads", memory.underfills, memory.reads),
@@ -254,7 +254,7 @@ def as_dict(stat: Stat, cpu: Cpu | None) -> dict[str, Any]:
 
 
 def warnings(stat: Stat, cpu: Cpu | None) -> list[str]:
-    """What a reader must know before believing the numbers."""
+    """Caveats of the numbers."""
     found = []
     rough = [
         count.event

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``ptat report --html``: the report as one file that shows itself in any browser.
+"""``ptat report --html``: the report as one self-contained file for any browser.
 
 Misses are counted into bins of time, rows of addresses and objects in one pass; the page gets the
 counts, so its size does not grow with the trace.
@@ -28,9 +28,9 @@ from ptat_parser import Results, Trace
 from ptat_parser.compiled.jit import jit
 
 BINS = 512
-"""Of time."""
+"""Bins of time."""
 ROWS = 1024
-"""Of a map, at most; each a power of two of pages."""
+"""Most rows of a map; each is a power of two of pages."""
 MAPS = 4
 """Processes that get a map."""
 SERIES = 7
@@ -64,7 +64,7 @@ def write(results: Results, target: Path) -> None:
 
 
 def content(results: Results) -> dict[str, Any]:
-    """What the page shows."""
+    """The data of the page."""
     trace = Trace(results)
     summary = session_report.summarise(results, PAGES, objects=False)
     pages = trace.pages
@@ -108,7 +108,7 @@ def content(results: Results) -> dict[str, Any]:
 
 
 def _traps(traps: dict[str, Any]) -> dict[str, Any]:
-    """Tables of a session whose misses trapped; None: not known."""
+    """Tables of a trap-mode session; None: unknown."""
     tables = {name: traps[name] for name in ("functions", "threads", "accesses")}
     return {
         name: [_printable(row) for row in rows[:PROCESSES]] if rows is not None else None
@@ -174,7 +174,8 @@ def _page(page: dict[str, Any], objects: Objects | None) -> dict[str, Any]:
 
 
 def _curves(pages: pa.Table, seen: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each process the share of misses, and the misses of a page, along its sorted pages."""
+    """For each process the cumulative share of misses, and the misses of a page, along its sorted
+    pages."""
     mm = pages["mm"].to_numpy()
     misses = pages["misses"].to_numpy()
     span = pages["span"].to_numpy()
@@ -202,7 +203,7 @@ def _curves(pages: pa.Table, seen: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _title(of: Object) -> str:
-    """Its name; with where it is, if others are called the same."""
+    """Its name, with its location if others have the same name."""
     where = f" {of.detail}" if of.kind in ("anonymous", "huge pages") else ""
     return session_report.printable(of.name + where)
 

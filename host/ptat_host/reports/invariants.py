@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``ptat check``: which invariants of a session hold, as text."""
+"""``ptat check``: the invariants of a session that hold or fail, as text."""
 
 from __future__ import annotations
 

@@ -31,6 +31,6 @@ class KernelFunctions:
             raise BadInput(f"{path}: damaged: {error}", "record again") from error
 
     def name(self, address: int) -> str:
-        """The function at an address; an address before all of them has none."""
+        """The function at an address; the address itself if it precedes all functions."""
         at = bisect.bisect_right(self._addresses, address) - 1
         return self._names[at] if at >= 0 else f"{address:#x}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """``ptat report --kernel``: the TLB misses of kernel code, by function and by call chain.
 
-From a session of the testbed, whose model sees them all, or from what ``perf script`` printed of
-samples that hardware took on any machine: both are a `Profile`, and shown alike.
+From a session of the testbed, whose model sees all of them, or from ``perf script``'s text of
+hardware samples: both become a `Profile`.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ class Profile:
     """Misses of kernel code."""
 
     name: str
-    """What was recorded, for the heading."""
+    """Description of the recording, for the heading."""
     source: str
-    """Where the numbers come from, in words."""
+    """The source of the numbers, in words."""
     events: Sequence[str]
     misses: Counter[tuple[Chain, str, bool]] = field(default_factory=Counter)
-    """By chain, event, and whether it was at a user address (False where that is not known)."""
+    """Counts by chain, event, and whether the address was a user's (False if unknown)."""
     tells_addresses: bool = True
     """Whether it is known which misses were at user addresses."""
     others: int = 0
     """Misses that are left out."""
     others_are: str = ""
     problems: list[str] = field(default_factory=list)
-    """What a reader must know before believing the numbers."""
+    """Caveats of the numbers."""
 
 
 # A session ----------------------------------------------------------------------------------------
 
 
 def of_session(path: Path, everyone: bool = False) -> Profile:
-    """What the testbed recorded.
+    """The profile of a testbed session.
 
     Without `everyone`, only while the page tables of a traced process were in use.
 
-    :raises BadInput: nothing of the kind was recorded.
+    :raises BadInput: kernel misses were not recorded.
     """
     session = Session(path)
     spaces = None if everyone else traced_spaces(read_kernel_log(session.kernel_path))
@@ -121,7 +121,7 @@ def _between(ticks: npt.NDArray[np.uint64], window: tuple[int, int]) -> npt.NDAr
 
 
 def _chains(reader: kernel_misses.Reader, functions: KernelFunctions) -> list[Chain]:
-    """By place; callers come before those they call."""
+    """Chains of functions by index of the caller tree, in which callers precede callees."""
     chains: list[Chain] = [()]
     for caller, address in zip(reader.callers[1:], reader.addresses[1:], strict=True):
         chains.append((*chains[caller], functions.name(address)))
@@ -134,7 +134,7 @@ def _chains(reader: kernel_misses.Reader, functions: KernelFunctions) -> list[Ch
 def summarise(profile: Profile, top: int) -> dict[str, Any]:
     """The report as a JSON object, with at most `top` functions and chains.
 
-    ``with_callees`` counts the misses of a function and of all that it called, each once.
+    ``with_callees`` counts the misses of a function and its callees, each once.
     """
     flat: dict[str, dict[str, Any]] = {}
     chains: Counter[Chain] = Counter()
@@ -197,7 +197,7 @@ def folded(profile: Profile) -> Iterator[str]:
 
 
 def write_folded(profile: Profile, file: IO[str]) -> None:
-    """Write what `folded` gives."""
+    """Write the lines of `folded`."""
     file.writelines(f"{line}\n" for line in folded(profile))
 
 

@@ -74,7 +74,7 @@ class Candidate:
 
     @property
     def saved(self) -> tuple[float, float]:
-        """Share of all misses that it saves: at least, and at most."""
+        """Least and largest share of all misses that it saves."""
         return 1 - self.total_most / self.total, 1 - self.total_least / self.total
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Candidate:
 
 @dataclass
 class Prediction:
-    """For a session."""
+    """Predict for a session."""
 
     tlb: str
     replayed: float
@@ -129,9 +129,9 @@ class _Replays:
 
 
 def predict(trace: Trace, model: str | None, top: int, sizes: list[int]) -> Prediction:
-    """What pages of `sizes` (bytes) would save for the `top` objects, and for all of them.
+    """Predict the savings of pages of `sizes` (bytes) for the `top` objects, and for all of them.
 
-    Raises `PtatError` where mappings were not recorded, or the TLB is not known.
+    Raises `PtatError` if mappings were not recorded, or the TLB is unknown.
     """
     name, arrays = tlb.of_session(trace.session.cpu, model)
     objects = Objects(trace)
@@ -216,7 +216,7 @@ def _candidate(
 
 
 def render(found: Prediction) -> RenderableType:
-    """The table, and how far it can be trusted."""
+    """The table and its caveats."""
     table = Table(box=None, pad_edge=False, header_style="underline")
     for index, column in enumerate(
         ("object", "kind", "pages of", "misses", "then", "saves of all misses", "memory")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``ptat top``: what misses now, while it is recorded; of an ended session, over all of it."""
+"""``ptat top``: current misses of a session during its recording, or all misses of an ended one."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class Rate:
     kind: str
     tgid: int
     misses: int
-    """In the interval."""
+    """Misses in the interval."""
     misses_per_s: float
     total: int
-    """Since the recording began."""
+    """Misses since the recording began."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class View:
     interval_s: float = 0.0
     """Time that the rates cover: since the previous view, or all of it."""
     quiet_s: float = 0.0
-    """How long nothing has come."""
+    """Time since the last record."""
     misses: int = 0
     misses_per_s: float = 0.0
     total: int = 0
@@ -82,7 +82,7 @@ class View:
     pmd_reads: int = 0
     unexplained: int = 0
     lost: dict[str, int] = field(default_factory=dict)
-    """Since the recording began: accesses, blocks, kernel_events, records of traps."""
+    """Losses since the recording began: accesses, blocks, kernel_events, records of traps."""
     waiting: int = 0
     """Accesses that were captured but wait for the kernel's log."""
     buffers: list[Fill] = field(default_factory=list)
@@ -90,7 +90,7 @@ class View:
     free_bytes: int = 0
     """On the session's disk."""
     full_in_s: float | None = None
-    """When it will be full at this rate; None: it does not grow."""
+    """Time until the disk is full at this rate; None: the session does not grow."""
     processes: list[Rate] = field(default_factory=list)
     objects: list[Rate] | None = None
     """None: mappings are not recorded."""
@@ -121,7 +121,7 @@ class Follower:
         self._names: tuple[Modules, symbols.Symbols] | None = None
 
     def view(self) -> View:
-        """Increment now.
+        """Read what was added, and return the current view.
 
         Raises `PtatError` where there is no session, or one that cannot be read.
         """
@@ -255,7 +255,7 @@ class Follower:
         return found[: self._top]
 
     def _symbols(self, cycles_hz: float) -> symbols.Symbols:
-        """Names of the programs' contents, read again when they map other files or ask anew."""
+        """Names in the mapped programs, read again when mappings or call chains are new."""
         mapped = maps.read(maps.path_of(self._path), cycles_hz)
         frames = {
             frame
@@ -271,7 +271,7 @@ class Follower:
     # How full -------------------------------------------------------------------------------------
 
     def _modelled(self) -> list[Fill]:
-        """Of the testbed's buffer, which its model fills and empties evenly."""
+        """Fill level of the testbed's modelled buffer, which drains at a constant rate."""
         if self._modelled_records is None:
             return []
         assert self._monitor is not None
@@ -288,7 +288,7 @@ class Follower:
     # The end --------------------------------------------------------------------------------------
 
     def _whole(self) -> View:
-        """Of a session that had ended before: its results, parsed if that has not been done."""
+        """The view of a session that had ended before: its results, which are parsed if needed."""
         results = load(self._path)
         summary, trace = results.summary, Trace(results)
         pages = trace.pages
@@ -390,7 +390,7 @@ def show(follower: Follower, interval_s: float, *, as_json: bool) -> None:
 
 
 def render(view: View) -> RenderableType:
-    """A screen of it."""
+    """One screen of text."""
     title = Text.assemble(
         (printable(shlex.join(view.command)), "bold"), f"  {view.state}, {view.elapsed_s:.1f} s"
     )

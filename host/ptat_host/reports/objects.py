@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Which data structure each miss is of: what was mapped at its page, at its time.
+"""Attributes each miss to a data structure: the mapping at its page and time.
 
-A *cell* is a page together with one thing that was mapped there for a while; nearly all pages have
-one. Misses are counted by cells, and each cell is of one object: where a page, or the group of
-pages that a miss may be of, is shared by several, the one that has most of it; such misses are
-counted as `shared`.
+A *cell* is a page together with one mapping that it had for a while; nearly all pages have one
+cell. Misses are counted by cell, and each cell belongs to one object. If several objects share a
+page, or the group of pages that a miss may be of, the cell belongs to the object with the largest
+part; such misses are counted as `shared`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ STACK_BYTES = 8 << 20
 """How far a stack may have grown below the first part that the kernel reported, in bytes."""
 
 _RUNTIME = ("libc.so", "libc-", "ld-linux", "libstdc++", "libgcc_s", "libptat-heap")
-"""Libraries whose calls say nothing of what the memory is for."""
+"""Libraries whose calls do not show what the memory is for."""
 _WRAPPERS = 4
-"""How many of the innermost calls are candidates for the place of an allocation."""
+"""Number of innermost calls that may be reported as the place of an allocation."""
 
 
 @dataclass(eq=False)
 class Object:
-    """What a programmer has a name for. The counts are of misses, `shared` among them."""
+    """A data structure that a programmer can name. The counts are misses, including `shared`."""
 
     tgid: int
     comm: str
@@ -46,11 +46,11 @@ class Object:
     unknown."""
     name: str
     detail: str
-    """Where it is: the place in the source, a file, or an address."""
+    """Its location: a place in the source, a file, or an address."""
     start: int = 0
     """Lowest address."""
     bytes: int = 0
-    """Of its largest block."""
+    """Size of its largest block."""
     blocks: int = 0
     misses: int = 0
     shared: int = 0
@@ -67,9 +67,9 @@ class Objects:
     """The objects of a trace. Nothing is counted until `count` is called."""
 
     def __init__(self, trace: Trace, names: Symbols | None = None) -> None:
-        """Read what was mapped; without a recording of that, all is unknown.
+        """Read the mappings; if they were not recorded, all objects are unknown.
 
-        `names`: None, those that were recorded.
+        `names`: None for those that were recorded.
         """
         session = trace.session.path
         self._trace = trace
@@ -127,14 +127,14 @@ class Objects:
         return sorted((o for o in self.objects if o.misses), key=lambda o: -o.misses)
 
     def counts_of_page(self, page: int) -> list[tuple[int, int]]:
-        """Index of each object that was at a page, and how often it was missed, as counted."""
+        """Index of each object at a page, and its counted misses there."""
         first = self._first_cell[page]
         cells = slice(first, first + self._count[self._group[page]])
         both = zip(self.object_of_cell[cells].tolist(), self._counts[cells].tolist(), strict=True)
         return [(index, count) for index, count in both if count]
 
     def of_page(self, page: int) -> Object | None:
-        """The object that has most misses of a page, as counted; None: there are none."""
+        """The object with the most counted misses at a page; None: there are none."""
         counts = self.counts_of_page(page)
         return self.objects[max(counts, key=lambda one: one[1])[0]] if counts else None
 
@@ -157,7 +157,7 @@ class Objects:
         return cell
 
     def _cells(self) -> None:
-        """Segments: what was mapped at a group of pages, one after the other."""
+        """Segments: the successive mappings of a group of pages."""
         pages = self._trace.pages
         self._page_size = pages["page_size_bytes"].to_numpy()
         start = pages["vaddr"].to_numpy()
@@ -207,7 +207,7 @@ class Objects:
     def _groups(
         self, tgid: int, rows: npt.NDArray[np.intp]
     ) -> Iterable[tuple[npt.NDArray[np.intp], list[tuple[int, Mapping | None]]]]:
-        """The process's pages in groups at which the same was mapped, and what that was."""
+        """Groups of the process's pages with the same mappings, and these mappings."""
         regions = self.maps.regions.get(tgid, [])
         heap = self.maps.heap.get(tgid, [])
         edges = {edge for region in (*regions, *heap) for edge in (region.start, region.end)}
@@ -253,7 +253,7 @@ class Objects:
         first: npt.NDArray[np.int64],
         last: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
-        """Of the intervals that each page touches, the mapped one that has most of it."""
+        """For each page the mapped interval that covers most of it."""
         interval = first.copy()
         (several,) = np.nonzero(first != last)
         best = np.zeros(several.size, np.uint64)
@@ -318,7 +318,7 @@ class Objects:
         return self._add(tgid, comm, "file", title, name, what)
 
     def _static(self, tgid: int, comm: str, what: Mapping | None, start: int, end: int) -> int:
-        """The object of a page of an ELF file's own memory."""
+        """The object of a page that belongs to an ELF file's image."""
         assert what is not None
         at = self._module_at(tgid, start) or self._module_at(tgid, what.start)
         file, base = at if at else (what.name, what.start)
@@ -335,7 +335,7 @@ class Objects:
         return self._add(tgid, comm, kind, f"{title} {section}" if section else title, file, what)
 
     def _module_at(self, tgid: int, address: int) -> tuple[str, int] | None:
-        """The ELF file whose memory, with its .bss, that is, and where its address 0 is."""
+        """The ELF file whose image (including .bss) holds an address, and its load bias."""
         if tgid not in self._modules:
             self._modules[tgid] = self._find_modules(tgid)
         begins, found = self._modules[tgid]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Reads what ``perf script`` printed of ``perf record -e dTLB-load-misses -g`` and its like.
+"""Reads the output of ``perf script`` for ``perf record -e dTLB-load-misses -g`` and similar
+events.
 
-Each sample has a line of head. Without ``-g`` the instruction stands at its end; with it the
-frames follow, the innermost first, one a line, and an empty line. Versions and options of perf
-differ in which columns there are: thread, CPU, time and period may be missing.
+Each sample has a header line. Without ``-g`` the instruction is at its end; with it the frames
+follow, the innermost first, one a line, and an empty line. The columns depend on perf's version and
+options: thread, CPU, time and period may be missing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HEAD = re.compile(
 )
 _OFFSET = re.compile(r"\+0x[0-9a-f]+$")
 _HALF = 1 << 63
-"""From here on addresses are the kernel's."""
+"""The kernel's lowest address."""
 
 
 @dataclass
@@ -37,14 +38,14 @@ class _Sample:
     event: str
     period: int
     frames: list[tuple[int | None, str]] = field(default_factory=list)
-    """Address, None of an inlined call, and function; the innermost first."""
+    """Address (None for an inlined call) and function, the innermost first."""
     whole: bool = False
 
 
 def read(lines: Iterator[str], source: str) -> Profile:
     """The samples of TLB events that hit kernel code; `source` is named in errors.
 
-    :raises BadInput: it is no such text, or cut off.
+    :raises BadInput: the text is not from ``perf script``, or truncated.
     """
     profile = Profile(source, SAMPLES, (), tells_addresses=False)
     profile.others_are = "samples of user code"
@@ -83,7 +84,7 @@ def read(lines: Iterator[str], source: str) -> Profile:
 
 
 def _samples(lines: Iterator[str], source: str) -> Iterator[_Sample]:
-    """Each sample once it is whole."""
+    """Yields complete samples."""
     sample: _Sample | None = None
     number = 0
     for number, line in enumerate(lines, 1):
@@ -139,7 +140,7 @@ def _is_kernel(address: int | None) -> bool:
 
 
 def _chain(sample: _Sample) -> tuple[str, ...]:
-    """The kernel's part, the outermost first."""
+    """The kernel's frames, the outermost first."""
     chain = []
     for address, name in sample.frames:
         if address is not None and not _is_kernel(address):
@@ -149,5 +150,5 @@ def _chain(sample: _Sample) -> tuple[str, ...]:
 
 
 def _plain(event: str) -> str:
-    """The event without its modifiers: which of user and kernel is seen by the samples."""
+    """The event without its modifiers; the samples show user or kernel mode."""
     return re.sub(r":[a-zA-Z]+$", "", event)

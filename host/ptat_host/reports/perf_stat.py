@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Reads what ``perf stat`` printed: its text, ``-x`` separated values or ``-j`` lines.
+"""Reads the output of ``perf stat``: text, ``-x`` separated values or ``-j`` lines.
 
-Also what ``ptat stat --output`` wrote: a line of JSON for each run.
+Also the output of ``ptat stat --output``: a line of JSON for each run.
 
-perf has scaled counts of events that shared a counter already; how long each really ran is kept,
-as one that ran for a short time only is an estimate.
+perf has already scaled the counts of events that shared a counter. We keep how long each event ran,
+because a short run gives only an estimate.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plain_name(event: str) -> str:
 
 
 def read(text: str, source: str) -> list[Stat]:
-    """All runs that a text holds; `source` is named in errors.
+    """All runs in a text; `source` is named in errors.
 
     Raises `BadInput` if there is no count in it.
     """

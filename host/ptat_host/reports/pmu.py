@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Which hardware events tell about TLB misses and page walks, CPU by CPU.
+"""Hardware events for TLB misses and page walks, by CPU.
 
 Names are perf's. The tables follow the kernel's tools/perf/pmu-events/arch/x86 (Linux 6.12), where
 `cpu` is a folder; notes come from there (Errata) and from Intel's and AMD's specification updates.
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 Events = tuple[str, ...]
-"""Summed up."""
+"""The events' counts are added."""
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """The events of a family of CPUs; an empty tuple: it cannot count that.
+    """The events of a family of CPUs; an empty tuple: the CPU has no such event.
 
     `name` is the folder of the kernel's tables, `ids` a pattern of vendor-family-model (hex) as
-    in its mapfile.csv. `walks_*` are walks that completed, `walk_cycles_*` cycles in which a walk
-    was going on, `walk_duration_*` the cycles of all walks summed up (two may go on at a time).
+    in its mapfile.csv. `walks_*` are walks that completed, `walk_cycles_*` cycles with at least one
+    walk in progress, `walk_duration_*` the sum of all walks' cycles (two walks may overlap).
     """
 
     name: str
@@ -196,7 +196,7 @@ CPUS = (
         fetch=("bp_l1_tlb_miss_l2_tlb_miss.all",),
     ),
 )
-"""The first whose `ids` match is the CPU's."""
+"""The first entry whose `ids` match describes the CPU."""
 
 
 def cpu_id(cpuinfo: str) -> str:

@@ -40,15 +40,15 @@ class Costs:
     """Latencies in ns."""
 
     uncached_ns: float = 100.0
-    """A read of memory that no cache may keep."""
+    """An uncached read of memory."""
     cached_ns: float = 10.0
-    """A read of an entry by an untraced walk, on average."""
+    """The average read of an entry by an untraced walk."""
     store_ns: float = 100.0
     """An uncached store."""
     trap_ns: float = 350.0
     """A page fault that only counts the miss and returns."""
     touch_ns: float = 500.0
-    """A miss in trap mode, the TLB loaded by the handler: an estimate. On Haswell, by published
+    """A miss in trap mode whose handler loads the TLB: an estimate. On Haswell, by published
     figures, a page fault takes 715 cycles and iret 330: 0.3 µs at 3.5 GHz. The rest is the
     handler."""
     step_ns: float = 1000.0
@@ -70,7 +70,7 @@ class Overhead:
     run_s: float | None
 
     def slowdown(self, added_s: float) -> float | None:
-        """Of a run to which so much time is added."""
+        """Slowdown of a run by an added time."""
         return 1 + added_s / self.run_s if self.run_s else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def estimate(totals: dict[str, int], costs: Costs, run_s: float | None) -> Overh
 
 
 def notes(found: Overhead, of_traps: bool) -> list[str]:
-    """What a reader must know before believing the numbers; `of_traps`: the kind of session."""
+    """Caveats of the numbers; `of_traps`: of a trap-mode session."""
     said = []
     if of_traps:
         said.append("traps show neither PMD reads nor stores of entries: a bus adds more than this")

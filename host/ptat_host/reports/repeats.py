@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What repeated runs say: their spread, whether they fall into two groups, or two sets differ."""
+"""Statistics of repeated runs: spread, clusters, and the difference of two sets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 ALPHA = 0.05
-"""A difference that chance alone brings about less often is called significant."""
+"""A difference is significant if chance alone produces it less often than this."""
 
 REPEATS_MIN = 5
-"""Fewer values fall into two groups by chance too often."""
+"""With fewer values, chance produces two groups too often."""
 CLUSTERS_ALPHA = 0.01
 """Stricter than `ALPHA`: each quantity of a run is tested."""
 GAP_MIN = 0.01
-"""Groups nearer to each other than this share of the median make no difference to anybody."""
+"""Groups closer than this share of the median are not worth reporting."""
 SAMPLES = 9_999
 PERMUTATIONS = 4_999
 _SEED = 1
@@ -33,10 +33,10 @@ class Clusters:
     """Two groups of runs."""
 
     counts: tuple[int, int]
-    """How many runs are in the lower one, and in the upper one."""
+    """Number of runs in the lower and in the upper group."""
     means: tuple[float, float]
     p: float
-    """How often runs of one kind look as divided as these."""
+    """How often runs of one population look as divided as these (p)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Spread:
 
     @property
     def spread(self) -> float | None:
-        """From the least to the most, relative to the median; None: that is 0."""
+        """Range relative to the median; None: the median is 0."""
         return (max(self.values) - min(self.values)) / self.median if self.median else None
 
     @property
@@ -121,7 +121,7 @@ def _chance(count: int) -> F64:
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> float:
-    """How often chance alone makes two sets of runs differ as much (p, two-sided).
+    """How often chance alone makes two sets of runs differ this much (p, two-sided).
 
     Mann and Whitney's U, by exchanging runs between the sets: repeats are few, and counts of
     misses and times are skewed and may have two groups, so that nothing can be said of their
@@ -144,7 +144,7 @@ def least_p(before: int, after: int) -> float:
 
 
 def adjusted(p: Sequence[float]) -> list[float]:
-    """p of several comparisons, so that of those called significant a share of p is by chance.
+    """Adjusts p of several comparisons, so that it bounds the share of false positives.
 
     Benjamini and Hochberg, Journal of the Royal Statistical Society B 57, 1995.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``ptat report``: what a session shows, as one JSON object and as text made from that object."""
+"""``ptat report``: a session's report as one JSON object, and as text from that object."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ptat_host.sizes import format_size
 from ptat_parser import Results, Trace
 
 HOT_PERCENT = (5, 20, 25)
-"""Parts of a process's pages for which the report says how many of its misses they have."""
+"""Percentages of a process's pages for which the report states their share of its misses."""
 
 UNEXPLAINED = {
     "reads": "reads that no walk explains",
@@ -92,7 +92,7 @@ def hot_share(misses: npt.NDArray[np.int64], percent: int) -> float | None:
 
 
 def _processes(summary: dict[str, Any], pages: pa.Table) -> list[dict[str, Any]]:
-    """One for each address space, those with most misses first."""
+    """Address spaces, those with most misses first."""
     total = summary["totals"]["misses"]
     by_mm = np.argsort(pages["mm"].to_numpy())
     mm, misses = pages["mm"].to_numpy()[by_mm], pages["misses"].to_numpy()[by_mm]
@@ -131,7 +131,7 @@ def _hottest(pages: pa.Table, top: int) -> list[dict[str, Any]]:
 
 
 def _objects(results: Results, top: int) -> dict[str, Any]:
-    """The hottest objects; None where mappings, or single misses, were not kept."""
+    """The hottest objects; None if mappings or single misses were not kept."""
     if not maps.path_of(results.session.path).exists() or not (results.path / "misses").is_dir():
         return {"objects": None, "maps_lost": 0}
     found = Objects(Trace(results))
@@ -139,7 +139,7 @@ def _objects(results: Results, top: int) -> dict[str, Any]:
 
 
 def _untraced(summary: dict[str, Any]) -> dict[str, Any]:
-    """How much of the address spaces in use had page tables outside of the region."""
+    """Share of the used address space whose page tables lay outside of the region."""
     processes = summary["processes"]
     untraced_bytes = sum(process["untraced_bytes"] for process in processes)
     traced_bytes = sum(process["traced_bytes"] for process in processes)
@@ -151,7 +151,7 @@ def _untraced(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_whole(report: dict[str, Any]) -> bool:
-    """Nothing is lost, untraced or unexplained, and the recording ended well."""
+    """Whether nothing is lost, untraced or unexplained, and the recording is complete."""
     unexplained = report["unexplained"]
     return bool(
         report["complete"]
@@ -216,13 +216,13 @@ def _totals(report: dict[str, Any]) -> Table:
 
 
 def bound(report: dict[str, Any]) -> str:
-    """Between which numbers the true number of misses is, behind a memory controller."""
+    """Bounds of the true number of misses behind a memory controller."""
     misses = report["controller"]["misses"]
     return f"between {_count(misses['low'])} and {_count(misses['high'])}"
 
 
 def hidden(report: dict[str, Any]) -> str:
-    """The bound and its reasons: what a memory controller hid, and what it added."""
+    """The bounds and their reasons: reads that a memory controller hid, and reads that it added."""
     kinds = ("inferred", "possible", "in_doubt", "underfills", "scrubs")
     inferred, possible, in_doubt, underfills, scrubs = (
         _count(report["controller"][kind]) for kind in kinds
@@ -235,7 +235,7 @@ def hidden(report: dict[str, Any]) -> str:
 
 
 def _places(report: dict[str, Any]) -> str:
-    """How many pages missed; a bus that shows less than an entry's address groups them."""
+    """Number of pages with misses; a bus with coarser addresses groups pages."""
     pages = f"in {_count(report['totals']['pages'])} pages"
     line = report["granularity_bytes"] // 8
     return pages if line == 1 else f"{pages}, or groups of up to {line} on this bus"
@@ -247,7 +247,7 @@ def _problems(report: dict[str, Any]) -> list[RenderableType]:
 
 
 def problems(report: dict[str, Any]) -> list[str]:
-    """What a reader must know before believing the numbers."""
+    """Caveats of the numbers."""
     found = list(report["warnings"])
     untraced = report["untraced"]
     if untraced["tables"]:
@@ -273,7 +273,7 @@ def problems(report: dict[str, Any]) -> list[str]:
 
 
 def seen(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The processes that walked at all: not what was there before the command's exec."""
+    """Processes with walks, without the address space from before the command's exec."""
     return [process for process in report["processes"] if process["misses"] or process["faulted"]]
 
 
@@ -301,7 +301,7 @@ def _process_table(report: dict[str, Any]) -> Table:
 
 
 def _hot_table(report: dict[str, Any]) -> Table:
-    """How unevenly each process's misses are spread over its pages."""
+    """Distribution of each process's misses over its pages."""
     table = _table(
         "misses in the hottest", "tgid", *(f"{percent} % of pages" for percent in HOT_PERCENT)
     )
@@ -377,7 +377,7 @@ def _page_table(report: dict[str, Any]) -> Table:
 
 
 def _object_table(report: dict[str, Any]) -> Table:
-    """What was mapped at the pages that missed."""
+    """The objects that missed."""
     total = report["totals"]["misses"]
     shared = any(one["shared"] for one in report["objects"])
     sizes = sorted({int(size) for one in report["objects"] for size in one["misses_by_page_size"]})
@@ -444,7 +444,7 @@ def _clocks(clock: dict[str, Any]) -> dict[str, str]:
 
 
 def _left_out(report: dict[str, Any]) -> list[str]:
-    """What options have left out of the trace, which changes what its figures mean."""
+    """Parts that options left out of the trace, which change the meaning of its figures."""
     left_out = []
     if not report["children"]:
         left_out.append("misses of processes that the command forked (--no-children)")
@@ -471,17 +471,17 @@ def _table(*columns: str) -> Table:
 
 
 def _name(comm: str) -> Text:
-    """A process's name, with nothing in it that would be taken for markup."""
+    """A process's name as plain text, without interpretation of markup."""
     return Text(printable(comm) or "?")
 
 
 def printable(text: str) -> str:
-    """Without what would control the terminal, or cannot be encoded."""
+    """Text with unprintable characters replaced by ``?``."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _enough(region_bytes: int, missing_tables: int) -> str:
-    """A region, a power of two in size, that holds that many tables more."""
+    """Size of a region with room for that many more tables, a power of two."""
     size_bytes = 1 << (region_bytes + missing_tables * TABLE_BYTES - 1).bit_length()
     return f"{size_bytes >> 20}M" if size_bytes >= 1 << 20 else f"{size_bytes >> 10}K"
 

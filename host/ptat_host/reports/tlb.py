@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What a CPU's last-level TLB would have missed, had some pages been larger.
+"""Model of a CPU's last-level TLB: the misses of a trace if some pages had been larger.
 
-The trace is the stream of misses: what hit is not in it. It is sent through a set-associative
-array with true LRU replacement, of the size that the CPU's last level has for each page size.
+The trace has only misses, no hits. They pass through a set-associative array with true LRU
+replacement, of the size that the CPU's last level has for each page size.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def of_session(cpu: dict[str, Any], wanted: str | None) -> tuple[str, tuple[Arra
 
 
 class Pages(NamedTuple):
-    """What is looked up for each page of the trace, shape ``(pages,)``."""
+    """Lookups for each page of the trace, shape ``(pages,)``."""
 
     tag: npt.NDArray[np.uint64]
     """Pages with one tag are one page, of one size."""
     number: npt.NDArray[np.uint64]
-    """Of which the set follows: the address divided by the page's size."""
+    """The address divided by the page's size, which selects the set."""
     size: npt.NDArray[np.int64]
     """In bytes."""
 
@@ -75,7 +75,7 @@ class Pages(NamedTuple):
 def misses(
     arrays: tuple[Array, ...], pages: Pages, batches: Iterable[npt.NDArray[np.uint32]]
 ) -> npt.NDArray[np.int64]:
-    """How often each page misses, shape ``(pages,)``; `batches` are page numbers in bus order."""
+    """Misses of each page, shape ``(pages,)``; `batches` are page numbers in bus order."""
     found = np.zeros(pages.tag.size, np.int64)
     first = np.zeros(pages.tag.size, np.int64)  # of the page's set
     ways = np.zeros(pages.tag.size, np.int64)

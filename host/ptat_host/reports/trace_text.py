@@ -22,7 +22,7 @@ TRAP_HEADER = (
     b"#           time_s comm               tgid          vaddr page span"
     b"    tid       access                 ip object\n"
 )
-"""Of a session whose misses trapped."""
+"""Header of a trap-mode session."""
 _COLUMNS = ("comm", "tgid", "vaddr", "page_size_bytes", "span")
 
 
@@ -36,7 +36,7 @@ def write(
 ) -> None:
     """Write misses in bus order to `out`, at most `limit` of them.
 
-    `pattern`: only of objects whose name it matches, as a shell would. `as_json`: each line is a
+    `pattern`: shell pattern of object names; others are skipped. `as_json`: each line is a
     JSON object.
     """
     pages = misses.trace.pages
@@ -87,7 +87,7 @@ def _line(comm: str, tgid: int, vaddr: int, size: int, span: int) -> str:
 
 
 def _end(name: str | None) -> str:
-    """The last column: blanks do no harm."""
+    """The last column, so it may contain blanks."""
     return f"{'-' if name is None else printable(name)}\n"
 
 

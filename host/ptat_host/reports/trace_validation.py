@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""``ptat validate``: a trace beside truth and counters, and what repeats of it say.
+"""``ptat validate``: compares a trace with truth and counters, and repeats of it with each other.
 
 Counters count walks, the trace holds those that read a traced table and did not end in a fault.
 So, for each process and page size,
@@ -50,8 +50,8 @@ COUNT_RETIRED = (
     " that is not traced, then ptat validate --counters FILE"
 )
 EDGE_WALKS = 100
-"""A counter begins and ends some instructions before or after the trace: differences below that
-are no more than this, whatever share of a short run it is."""
+"""A counter starts and stops some instructions before or after the trace. Differences up to this
+number are accepted, even if they are a large share of a short run."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Judged:
 
     compared: Compared
     within: bool
-    """The difference is of the expected direction, or small."""
+    """Whether the difference has the expected sign, or is small."""
     why: str
-    """What the difference consists of."""
+    """Causes of the difference."""
 
     @property
     def error(self) -> float | None:
@@ -96,19 +96,19 @@ class Checked:
     judged: list[Judged]
     tolerance: float
     run_s: float | None
-    """From the first process's begin to the last one's end; None: not known."""
+    """Time from the first process's begin to the last one's end; None: unknown."""
     of_traps: bool = False
     held: list[uncore.Held] = field(default_factory=list)
-    """Against the counters of the memory controllers."""
+    """Comparison with the counters of the memory controllers."""
 
     @property
     def ok(self) -> bool:
-        """All that could be checked holds."""
+        """Whether all available checks hold."""
         return self.found.ok and self.outside == 0
 
     @property
     def outside(self) -> int:
-        """How many counts do not fit."""
+        """Number of counts that do not fit."""
         return sum(not one.within for one in self.judged) + sum(not one.within for one in self.held)
 
     def as_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def check(
 def _held(
     results: Results, found: Validation, tolerance: float, stat: Stat | None
 ) -> list[uncore.Held]:
-    """What the trace says of its memory controller, beside the counters of that, if there are."""
+    """Compares the inferred work of the memory controller with its counters, if there are any."""
     memory = uncore.of(stat) if stat else None
     if memory is None and results.session.counters_path.exists():
         memory = uncore.of(of_session(results.session.path))
@@ -169,7 +169,8 @@ def _slack(counted: int, tolerance: float) -> float:
 
 
 def _margins(found: Validation) -> tuple[int, int]:
-    """How many misses the trace may have too many and too few, behind a memory controller."""
+    """Number of misses by which the trace may be too high and too low behind a memory
+    controller."""
     if found.bound is None:
         return 0, 0
     low, high = found.bound
@@ -229,7 +230,7 @@ def _judge_traps(one: Compared, tolerance: float) -> Judged:
 def _of_retired(
     counters: tuple[Stat, Cpu | None] | None, found: Validation, results: Results
 ) -> list[Compared]:
-    """What perf counted of retired loads and stores beside the data misses of traps."""
+    """Compares perf's counts of retired loads and stores with the data misses of traps."""
     if counters is None:
         found.notes.append(f"counters can be compared with: {COUNT_RETIRED}")
         return []
@@ -258,7 +259,7 @@ def _user_only(stat: Stat) -> bool:
 
 
 def _of_perf(stat: Stat, cpu: Cpu | None, found: Validation, results: Results) -> list[Compared]:
-    """What perf counted, over all processes and for each page size that it has."""
+    """perf's counts over all processes, and by page size if available."""
     walks = count_of(stat, cpu, "walks_load", "walks_store", "walks_fetch")
     retired = count_of(stat, cpu, "retired_load", "retired_store")
     if walks is None:
@@ -295,7 +296,7 @@ def _run_s(results: Results) -> float | None:
 
 
 def repeats(checked: Sequence[Checked], results: Sequence[Results]) -> list[Spread]:
-    """Times and counts of several runs, those that all of them have, side by side."""
+    """Times and counts that all runs have."""
     quantities: dict[str, list[float]] = {}
     for one, of in zip(checked, results, strict=True):
         values = {"misses": of.summary["totals"]["misses"], **_named(of.summary["processes"])}
@@ -326,7 +327,7 @@ def _named(processes: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def render_repeats(checked: Sequence[Checked], spreads: Sequence[Spread]) -> RenderableType:
-    """A line for each run, then what they have in common."""
+    """A line for each run, then the statistics of all."""
     runs = _table("run", "misses", "walks", "error", "time", "verdict")
     for one in checked:
         error = one.found.relative_error
@@ -373,7 +374,7 @@ def _number(value: float) -> str:
 
 
 def render(checked: Checked) -> RenderableType:
-    """The verdict, the counts behind it, and what is wrong."""
+    """The verdict, its counts, and the problems found."""
     found = checked.found
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
@@ -422,7 +423,7 @@ def _verdict(checked: Checked) -> Text:
 
 
 def _outside(found: Validation) -> str:
-    """What is wrong with a trace from behind a memory controller."""
+    """Problems of a trace from behind a memory controller."""
     low, high = found.bound or (0, 0)
     if found.truth_misses is not None and not low <= found.truth_misses <= high:
         return f"NOT right: {found.truth_misses:,} misses, outside the bound of {low:,} to {high:,}"
@@ -432,7 +433,7 @@ def _outside(found: Validation) -> str:
 
 
 def _comparison(checked: Checked) -> RenderableType:
-    """Trace and counters; first what is outside of the tolerance, then what has most walks."""
+    """Trace and counters: rows outside of the tolerance first, then by number of walks."""
     table = _table("against the counters", "pages", "trace", "walks", "error", "retired", "error")
     table.add_column(f"within {checked.tolerance:.1%}")
     table.add_column("why")
@@ -466,7 +467,7 @@ def _comparison(checked: Checked) -> RenderableType:
 
 
 def _memory_table(checked: Checked) -> Table:
-    """What the memory controllers counted: at least what the trace says that they did."""
+    """Counts of the memory controllers, which must be at least those inferred from the trace."""
     table = _table(
         "against the memory controllers' counters", "trace", "counted", "at most as many"
     )

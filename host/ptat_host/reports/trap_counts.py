@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Misses by thread, by function and by kind of access: of a session whose misses trapped."""
+"""Misses of a trap-mode session by thread, by function and by kind of access."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrapCounts:
     def __init__(self, trace: Trace) -> None:
         """Count them.
 
-        :raises BadInput: the trace is of a bus, or the session was parsed for counts only.
+        :raises BadInput: it is a bus session, or was parsed for counts only.
         """
         if not trace.session.traps:
             raise BadInput(
@@ -50,7 +50,7 @@ class TrapCounts:
         sites, thread_pages = _grouped(trace)
         locations = CodeLocations(trace)
         self.functions_recorded = locations.recorded
-        """Whether it is known what was mapped at the instructions."""
+        """Whether the mappings of the instructions are known."""
         self._thread_names = locations.thread_names
         self.sites = list(_located(trace, sites, locations))
         self._pages_of_thread = Counter(
@@ -60,7 +60,7 @@ class TrapCounts:
     def threads(self) -> list[dict[str, Any]]:
         """A row for each thread in each address space, those with most misses first.
 
-        A thread that gave itself no name has its process's.
+        A thread without a name of its own has its process's.
         """
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for site in self.sites:
@@ -101,7 +101,7 @@ class TrapCounts:
             yield f"{';'.join(map(_frame, frames))} {misses}"
 
     def write_folded(self, file: IO[str]) -> None:
-        """Write what `folded` gives."""
+        """Write the lines of `folded`."""
         file.writelines(f"{line}\n" for line in self.folded())
 
 
@@ -130,7 +130,7 @@ def accesses(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _hottest(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By misses, then by what they are called; each with its share."""
+    """Rows sorted by misses, then by name, with their shares."""
     found = sorted(rows, key=lambda row: (-row["misses"], *map(str, row.values())))
     total = sum(row["misses"] for row in found)
     return [{**row, "share": row["misses"] / total} for row in found]
@@ -143,12 +143,12 @@ def _column(access: int) -> str:
 
 
 def _frame(name: str) -> str:
-    """A name that does not end a frame, or the line."""
+    """A name without separators of frames or lines."""
     return "".join("_" if c == ";" or not c.isprintable() else c for c in name) or "?"
 
 
 def _grouped(trace: Trace) -> tuple[pa.Table, pa.Table]:
-    """Misses and first time by `_KEYS`, and the pages of each thread, each once."""
+    """Misses and first time by `_KEYS`, and the distinct pages of each thread."""
     mm = pa.array(trace.pages["mm"].to_numpy())
     sites: list[pa.Table] = []
     thread_pages: list[pa.Table] = []
@@ -197,7 +197,7 @@ def _located(trace: Trace, sites: pa.Table, locations: CodeLocations) -> Iterato
 def _first_seen(
     ip: npt.NDArray[np.uint64], time_ns: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The first time of each row's instruction, over all threads: it is one function."""
+    """First time of each row's instruction over all threads, so that it gets one function."""
     _, inverse = np.unique(ip, return_inverse=True)
     first = np.full(inverse.max(initial=0) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, inverse, time_ns)

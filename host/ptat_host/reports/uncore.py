@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Counters of the memory controllers: what they did that a trace from behind them infers.
+"""Counters of the memory controllers, to check what a trace from behind them infers.
 
 Intel's server CPUs have them (uncore PMUs ``uncore_imc_N``). Names are perf's, which adds up all
 controllers; the table follows uncore-memory.json of the kernel's tools/perf/pmu-events/arch/x86
-(Linux 6.12), as `pmu` does. They count all that the machine does, so a trace has at most as much.
+(Linux 6.12), as `pmu` does. They count the whole machine's accesses, so a trace has at most as
+many.
 
 *Ran on silicon: no.*
 """
@@ -23,7 +24,7 @@ from ptat_parser.errors import PtatError
 
 LINE_BYTES = 64
 _UNIT_BYTES = {"": LINE_BYTES, "MiB": 1 << 20}
-"""Of one count, by perf's unit: sysfs' own events are scaled to MiB."""
+"""Bytes of one count, by perf's unit: sysfs' own events are scaled to MiB."""
 
 _CAS: Mapping[str, Events] = {
     "reads": ("unc_m_cas_count.rd",),
@@ -38,8 +39,8 @@ EVENTS: Mapping[str, Mapping[str, Events]] = {
     ),
     "icelakex": {**_CAS, "answered": _HALVES},
 }
-"""By the name of the CPU: which events count reads, writes, underfills, and reads answered from the
-write pending queue."""
+"""Events for reads, writes, underfills, and reads answered from the write pending queue, by the
+name of the CPU."""
 _SYSFS = {"reads": ("cas_count_read",), "writes": ("cas_count_write",)}
 """Events that the kernel itself names in ``events/`` of a PMU."""
 ABOUT = {
@@ -52,7 +53,7 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class Memory:
-    """What the memory controllers counted, of all channels together; None: not counted."""
+    """Counts of the memory controllers, all channels together; None: not counted."""
 
     reads: int | None = None
     writes: int | None = None
@@ -68,7 +69,7 @@ class Held:
     trace: int
     counted: int
     within: bool
-    """The trace has no more."""
+    """Whether the trace has at most as many."""
 
 
 def units(devices: Path) -> list[Path]:
@@ -115,7 +116,7 @@ def events(cpu: Cpu | None, devices: Path) -> list[str]:
 
 
 def of(stat: Stat) -> Memory | None:
-    """What memory controllers counted, whatever CPU perf ran on; None: nothing of theirs."""
+    """Counts of the memory controllers on any CPU model; None: perf counted none."""
     found = {role: _sum(stat.counts, role) for role in ABOUT}
     return Memory(**found) if any(value is not None for value in found.values()) else None
 
@@ -132,7 +133,7 @@ def _sum(counts: Sequence[Count], role: str) -> int | None:
 
 
 def _name(event: str) -> str:
-    """Without the PMU, which `perf stat --no-merge` puts behind the name."""
+    """The event without the PMU that `perf stat --no-merge` appends."""
     return perf_stat.plain_name(re.sub(r" \[\w+\]$", "", event))
 
 
@@ -142,12 +143,12 @@ def compare(
     walks: int,
     slack: Callable[[int], float],
 ) -> list[Held]:
-    """Hold what a trace says that its memory controller did against the controller's counters.
+    """Compare the work of the memory controller that a trace infers with the controller's counters.
 
     :param controller: `controller` of summary.json.
     :param walks: reads of the bus that were walks.
-    :param slack: how much more than a count a trace may have: counters begin and end at other
-        moments.
+    :param slack: excess of the trace over a count to accept, because counters start and stop at
+        other moments.
     """
     inferred = controller["inferred"] + controller["inferred_faults"]
     of_trace = {

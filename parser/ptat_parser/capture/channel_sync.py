@@ -95,12 +95,6 @@ class ClockMap:
         """Convert a single time."""
         return int(self(np.array([ticks], np.uint64))[0])
 
-    @property
-    def drift_ppm(self) -> float:
-        """How much faster the channel's clock runs than the first channel's."""
-        ours, theirs = np.ptp(self.ours), np.ptp(self.theirs)
-        return float(theirs / ours - 1) * 1e6
-
 
 def align(first: Pulses, other: Pulses, channels: tuple[Channel, Channel], where: Path) -> ClockMap:
     """The map from the other channel's clock to the first channel's.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from ptat_parser import wire
-from ptat_parser.compiled.jit import Integer, inlined, jit
+from ptat_parser.compiled.jit import Integer, inlined, inner, jit
 
 U64 = npt.NDArray[np.uint64]
 
@@ -123,7 +123,7 @@ OTHERS, READS, WRITES = range(3)
 """Contents of a chunk: words other than accesses, reads only, or accesses with some writes."""
 
 
-@jit
+@inner
 def _is_good(words: U64, crc: Integer, kind: Integer, seq: Integer, last: Integer) -> bool:
     """Whether a block agrees with its header and check word, and may follow the previous block.
 
@@ -142,13 +142,13 @@ def _is_good(words: U64, crc: Integer, kind: Integer, seq: Integer, last: Intege
     )
 
 
-@jit
+@inner
 def _ahead(words: U64, last: Integer) -> Integer:
     """Ticks from `last` to the block's time."""
     return (words[WORD_TIME] - last) & TIME_MASK
 
 
-@jit
+@inner
 def _gap(words: U64, seq: Integer) -> Integer:
     """Number of blocks missing before this one."""
     return (np.int64(words[WORD_HEADER] & HEADER_SEQ_MASK) - seq) & SEQ_MASK if seq >= 0 else 0
@@ -268,7 +268,7 @@ def decode_blocks(
     return n, m
 
 
-@jit
+@inner
 def _decode_records(
     block: U64, count: Integer, n: Integer, m: Integer, now: Integer, into: Decoded
 ) -> tuple[Integer, Integer, Integer]:

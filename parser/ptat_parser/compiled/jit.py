@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic, register_jitable
+from numba.extending import intrinsic, register_jitable, typeof_impl
 
 from ptat_parser.compiled.cache import cached
 
@@ -26,6 +26,7 @@ Integer: TypeAlias = Any
 
 _njit: Any = numba.njit
 _register_jitable: Any = register_jitable
+_typeof_impl: Any = typeof_impl
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +47,35 @@ def bare(function: F) -> F:
     compiled: F = _njit(nogil=True, _nrt=False)(function)
     cached(compiled)
     return compiled
+
+
+class Inner:
+    """A function that only compiled functions call; called from Python, it runs uncompiled.
+
+    Compiled without an entry from Python and without a file in the cache, which takes a fifth less
+    time. Its callers' files contain its code.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.compiled: Any = _njit(
+            nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
+        )(function)
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:  # noqa: ANN401
+        """Call the uncompiled function."""
+        return self._function(*arguments)
+
+
+@_typeof_impl.register(Inner)
+def _typeof_inner(function: Inner, _: object) -> Any:  # noqa: ANN401
+    return types.Dispatcher(function.compiled)
+
+
+def inner(function: F) -> F:
+    """Like `bare`, for functions that only compiled functions call."""
+    made: Any = Inner(function)
+    return made  # type: ignore[no-any-return]
 
 
 def inlined(function: F) -> F:

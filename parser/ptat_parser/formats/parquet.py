@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare, bit_length, inlined, put_u64
+from ptat_parser.compiled.jit import Integer, bare, bit_length, inlined, inner, put_u64
 
 U8 = npt.NDArray[np.uint8]
 U64 = npt.NDArray[np.uint64]
@@ -43,7 +43,7 @@ _MORE = np.uint64(0x80)
 _MOST = np.int64(np.iinfo(np.int64).max)
 
 
-@bare
+@inner
 def _put_varint(value: Integer, out: U8, at: Integer) -> Integer:
     """Write `value` (uint64) as ULEB128 at `at`; return the end offset."""
     while value > _SEVEN_BITS:
@@ -59,7 +59,7 @@ def _zigzag(value: Integer) -> Integer:
     return np.uint64(value << 1) ^ np.uint64(value >> 63)
 
 
-@bare
+@inner
 def _pack(words: U64, width: Integer, out: U8, at: Integer) -> None:
     """Pack `MINIBLOCK` values of `width` bits (one of `WIDTHS`) into `out`; overwrites `words`.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare
+from ptat_parser.compiled.jit import Integer, bare, inner
 from ptat_parser.errors import ParseError
 from ptat_parser.formats.storage import read_array
 from ptat_parser.kernel.tracepoints import (
@@ -192,7 +192,7 @@ class Layout:
             )
 
 
-@bare
+@inner
 def _load(data: U8, offset: Integer, size: Integer) -> Integer:
     # Unsigned indices avoid sign checks, so that 8 bytes become one load.
     at, value = np.uint64(offset), np.uint64(0)
@@ -274,7 +274,7 @@ def _scan_pages(
     return n, missed, missed_uncounted, -1
 
 
-@bare
+@inner
 def _scan_page(
     data: U8,
     at: Integer,

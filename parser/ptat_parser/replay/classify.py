@@ -20,7 +20,7 @@ from ptat_parser.capture.decode import (
     WRITE_BIT,
     delta_of,
 )
-from ptat_parser.compiled.jit import Integer, bare, inlined, put_passing
+from ptat_parser.compiled.jit import Integer, bare, inlined, inner, put_passing
 from ptat_parser.replay.entry_stores import TO_ENTRY, TO_PAGE, entry_at, store
 from ptat_parser.replay.fast_path import count_reads, find_slots, may_count, put_reads
 from ptat_parser.replay.page_counts import (
@@ -127,7 +127,7 @@ def replay_accesses(
         room.cursors.last_read = np.int64(last)
 
 
-@bare
+@inner
 def _mark_early(word: Integer, memory: RoomMemory) -> None:
     """Mark an access that is a store before the events before it: a waiting event must see it."""
     config = memory.room.config
@@ -137,7 +137,7 @@ def _mark_early(word: Integer, memory: RoomMemory) -> None:
             mark_stored(entry & -config.line, memory)
 
 
-@bare
+@inner
 def _replay_store(address: Integer, now: Integer, memory: RoomMemory) -> None:
     """Replay a store: update the state of its slot, and count it for its page."""
     room = memory.room
@@ -166,7 +166,7 @@ def _replay_store(address: Integer, now: Integer, memory: RoomMemory) -> None:
         room.pages[row, P_STORES] += 1
 
 
-@bare
+@inner
 def _replay_read(
     address: Integer, now: Integer, next_address: Integer, gap: Integer, memory: RoomMemory
 ) -> None:
@@ -211,7 +211,7 @@ def _replay_read(
     _count_read(slot, level, kind, empty, now, memory)
 
 
-@bare
+@inner
 def _count_read(
     slot: Integer, level: Integer, kind: Integer, empty: bool, now: Integer, memory: RoomMemory
 ) -> None:
@@ -254,7 +254,7 @@ def _count_read(
     tally.reads += 1
 
 
-@bare
+@inner
 def _unexplained(now: Integer, address: Integer, reason: Integer, memory: RoomMemory) -> None:
     room = memory.room
     tally, examples = room.tally, room.examples
@@ -268,7 +268,7 @@ def _unexplained(now: Integer, address: Integer, reason: Integer, memory: RoomMe
 # Words --------------------------------------------------------------------------------------------
 
 
-@bare
+@inner
 def _horizon(first: Integer, chunk_memory: AccessesMemory, memory: RoomMemory) -> Integer:
     """A time after which no fault event matches a read of `WATCH_GROUPS` groups from `first` on.
 
@@ -284,7 +284,7 @@ def _horizon(first: Integer, chunk_memory: AccessesMemory, memory: RoomMemory) -
     return chunk.blocks[later, WORD_TIME]
 
 
-@bare
+@inner
 def _after_group(group: Integer, chunk_memory: AccessesMemory) -> tuple[Integer, Integer, Integer]:
     """Address and time of the read right after a group, and a bound of the group's times."""
     chunk = chunk_memory.accesses
@@ -307,7 +307,7 @@ def _address_of(word: Integer) -> Integer:
     return (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
 
 
-@bare
+@inner
 def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
     """Address and time of an access if it is a read; `before`: time of the previous access."""
     if word & WRITE_BIT:
@@ -315,7 +315,7 @@ def _read(word: Integer, before: Integer) -> tuple[Integer, Integer]:
     return _address_of(word), np.int64(before + delta_of(word))
 
 
-@bare
+@inner
 def _next_read(
     words: U64, time: U64, i: Integer, now: Integer, following: tuple[Integer, Integer, Integer]
 ) -> tuple[Integer, Integer]:
@@ -326,7 +326,7 @@ def _next_read(
     return address, np.int64(time[i]) if time.size else ticks
 
 
-@bare
+@inner
 def _group(
     group: Integer, start: Integer, stop: Integer, chunk_memory: AccessesMemory
 ) -> tuple[U64, U64, Integer, Integer, Integer]:
@@ -346,7 +346,7 @@ def _group(
     return words, time, begin, end, now
 
 
-@bare
+@inner
 def _until(
     words: U64,
     time: U64,

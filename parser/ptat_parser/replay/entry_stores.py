@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare
+from ptat_parser.compiled.jit import Integer, bare, inner
 from ptat_parser.replay.page_tables import CLEARING, ENTRIES, NOTHING_PENDING, PAGE_SHIFT, WRITTEN
 from ptat_parser.replay.state import RoomMemory
 
@@ -17,7 +17,7 @@ TO_PAGE, TO_ENTRY = np.uint64(PAGE_SHIFT), np.uint64(3)
 """Shifts from an address in bytes."""
 
 
-@bare
+@inner
 def entry_at(address: Integer, memory: RoomMemory) -> Integer:
     """Slot index of the entry at an address, or -1 if no table is there."""
     room = memory.room
@@ -30,7 +30,7 @@ def entry_at(address: Integer, memory: RoomMemory) -> Integer:
     return frame * ENTRIES + np.int64(offset >> TO_ENTRY) % ENTRIES
 
 
-@bare
+@inner
 def store(level: Integer, slot: Integer, line: Integer, memory: RoomMemory) -> bool:
     """Store to the `line` entries at `slot`; return whether fewer of its PTEs are mapped now."""
     t = memory.room.t

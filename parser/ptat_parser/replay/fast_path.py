@@ -21,6 +21,7 @@ from ptat_parser.compiled.jit import (
     bare,
     get_apart,
     inlined,
+    inner,
     ones,
     prefetch,
     put_apart,
@@ -86,7 +87,7 @@ def may_count(slot: Integer) -> bool:
     return bool(slot >= ENTRIES)
 
 
-@bare
+@inner
 def _is_plain(slot: Integer, memory: RoomMemory) -> bool:
     """Whether the kind of a line's reads follows from its entries alone."""
     room = memory.room
@@ -107,7 +108,7 @@ def _is_plain(slot: Integer, memory: RoomMemory) -> bool:
     return bool(tables == line)
 
 
-@bare
+@inner
 def _begin_to_count(slot: Integer, now: Integer, memory: RoomMemory) -> None:
     """Prepare a slot whose count is 0 for its first read."""
     room = memory.room
@@ -118,7 +119,7 @@ def _begin_to_count(slot: Integer, now: Integer, memory: RoomMemory) -> None:
         room.t.counted_page[slot // room.config.line] = page
 
 
-@bare
+@inner
 def _move_full_count(slot: Integer, memory: RoomMemory) -> None:
     """Move `COUNTED_MAX` reads of a slot to the row of its page."""
     room = memory.room
@@ -171,7 +172,7 @@ def count_reads(
         i += _ONE
 
 
-@bare
+@inner
 def put_reads(
     words: U64, time: U64, start: Integer, end: Integer, now: Integer, memory: RoomMemory
 ) -> None:
@@ -200,7 +201,7 @@ def put_reads(
         i += _ONE
 
 
-@bare
+@inner
 def pair_reads(start: Integer, end: Integer, memory: RoomMemory) -> tuple[bool, Integer, Integer]:
     """Count the whole and the broken walks among the reads counted by `count_reads`.
 
@@ -229,7 +230,7 @@ def pair_reads(start: Integer, end: Integer, memory: RoomMemory) -> tuple[bool, 
     return bool(least > WITH_LEAVES), whole, end - start - pmds - whole + pmds_of_pmds
 
 
-@bare
+@inner
 def put_kinds(start: Integer, end: Integer, memory: RoomMemory) -> None:
     """Write the kinds of the reads counted by `count_reads`, none of which is of a huge page."""
     room = memory.room

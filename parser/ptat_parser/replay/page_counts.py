@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare
+from ptat_parser.compiled.jit import Integer, bare, inner
 from ptat_parser.replay.page_tables import (
     COUNT_BITS,
     COUNTED_MAX,
@@ -47,7 +47,7 @@ _ROW_MASK, _WAS_READ = np.uint32(ROW_MASK), ~np.uint32(ROW_MASK)
 # In compiled code ---------------------------------------------------------------------------------
 
 
-@bare
+@inner
 def row_of_page(number: Integer, memory: RoomMemory) -> Integer:
     """The row of a page; adds a row if the page has none."""
     room = memory.room
@@ -72,7 +72,7 @@ def note_read(number: Integer, now: Integer, memory: RoomMemory) -> None:
         memory.room.pages[row, P_FIRST] = now
 
 
-@bare
+@inner
 def page_of_line(slot: Integer, level: Integer, memory: RoomMemory) -> Integer:
     """Number of the page, or of the run of candidate pages, of a miss on a line.
 
@@ -95,7 +95,7 @@ def page_of_line(slot: Integer, level: Integer, memory: RoomMemory) -> Integer:
     return page_number(range_, slot % ENTRIES + first, end - first, line)
 
 
-@bare
+@inner
 def put_away(slot: Integer, memory: RoomMemory) -> None:
     """Move the counts of a line to the row of its page; its next reads may be of another page."""
     room = memory.room

@@ -30,7 +30,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.compiled.jit import Integer, bare
+from ptat_parser.compiled.jit import Integer, bare, inner
 from ptat_parser.kernel import tracepoints
 from ptat_parser.replay.entry_stores import entry_at
 from ptat_parser.replay.page_counts import P_FAULTED, P_MISSES, put_away
@@ -67,7 +67,7 @@ LOW_32 = np.int64(0xFFFF_FFFF)
 # Watching: hold the reads that a future fault event may match -------------------------------------
 
 
-@bare
+@inner
 def _watch(range_: Integer, step: Integer, memory: RoomMemory) -> None:
     """Add a fault event of a range (step 1) or remove it (step -1)."""
     t = memory.room.t
@@ -78,7 +78,7 @@ def _watch(range_: Integer, step: Integer, memory: RoomMemory) -> None:
         t.fast_slot[page] = NO_SLOT if t.watched[range_] else first_fast(frame, 1, t.parent[frame])
 
 
-@bare
+@inner
 def _watch_pmds(range_: Integer, memory: RoomMemory) -> None:
     """Add a fault event of a level-2 range, so that misses of its huge pages are held."""
     room = memory.room
@@ -106,7 +106,7 @@ def watch_until(time: Integer, memory: RoomMemory) -> None:
         cursors.next_watched += 1
 
 
-@bare
+@inner
 def hold(now: Integer, row: Integer, slot: Integer, memory: RoomMemory) -> None:
     """Hold the miss that becomes the next read, because a fault event may match it."""
     room = memory.room
@@ -123,7 +123,7 @@ def hold(now: Integer, row: Integer, slot: Integer, memory: RoomMemory) -> None:
     t.last_read[slot] = cursors.held & LOW_32
 
 
-@bare
+@inner
 def mark_stored(slot: Integer, memory: RoomMemory) -> None:
     """Mark the last held read of the line at `slot` as followed by a store."""
     room = memory.room
@@ -134,7 +134,7 @@ def mark_stored(slot: Integer, memory: RoomMemory) -> None:
             room.held.stored[at] = True
 
 
-@bare
+@inner
 def _number_of(link: Integer, memory: RoomMemory) -> Integer:
     """Number of the held read that a link refers to: the low 32 bits of its number plus one."""
     held = memory.room.cursors.held
@@ -144,7 +144,7 @@ def _number_of(link: Integer, memory: RoomMemory) -> Integer:
 # Matching -----------------------------------------------------------------------------------------
 
 
-@bare
+@inner
 def _match_fault(i: Integer, slot: Integer, memory: RoomMemory) -> None:
     """Turn the last miss on a slot that may have caused event `i` into a walk that faulted.
 
@@ -189,7 +189,7 @@ def _match_fault(i: Integer, slot: Integer, memory: RoomMemory) -> None:
     tally.faults_late += time - np.int64(held.time[found]) > config.hold
 
 
-@bare
+@inner
 def _last_miss(
     i: Integer, slot: Integer, oldest: Integer, latest: Integer, behind: Integer, memory: RoomMemory
 ) -> Integer:
@@ -221,7 +221,7 @@ def _last_miss(
     return found
 
 
-@bare
+@inner
 def _before(at: Integer, settled: Integer, memory: RoomMemory) -> Integer:
     """The previous held read of the slot of the read at `at`; -1 if none may be matched."""
     room = memory.room
@@ -235,7 +235,7 @@ def _before(at: Integer, settled: Integer, memory: RoomMemory) -> Integer:
     return at
 
 
-@bare
+@inner
 def _before_another(time: Integer, near: Integer, settled: Integer, memory: RoomMemory) -> Integer:
     """The miss of a slot before `near`, which is too close to the event to have caused it.
 
@@ -253,7 +253,7 @@ def _before_another(time: Integer, near: Integer, settled: Integer, memory: Room
     return near
 
 
-@bare
+@inner
 def _beside_a_fault(
     time: Integer, slot: Integer, found: Integer, settled: Integer, memory: RoomMemory
 ) -> Integer:
@@ -288,7 +288,7 @@ def _beside_a_fault(
     return found
 
 
-@bare
+@inner
 def _stored_near(
     time: Integer,
     latest: Integer,
@@ -327,7 +327,7 @@ def _stored_near(
 # Reads of empty entries ---------------------------------------------------------------------------
 
 
-@bare
+@inner
 def _take(i: Integer, line: Integer, memory: RoomMemory) -> None:
     """Match fault event `i` with the last read of an empty entry of the line."""
     room = memory.room
@@ -340,7 +340,7 @@ def _take(i: Integer, line: Integer, memory: RoomMemory) -> None:
     room.tally.faults_empty += 1
 
 
-@bare
+@inner
 def _settle(i: Integer, line: Integer, empty: bool, memory: RoomMemory) -> bool:
     """Set fault event `i` off against a read of an empty entry of this line, if one is owed.
 
@@ -371,7 +371,7 @@ def _settle(i: Integer, line: Integer, empty: bool, memory: RoomMemory) -> bool:
     return True
 
 
-@bare
+@inner
 def _find_line(i: Integer, memory: RoomMemory) -> None:
     """Find the line where the walk of a fault event ended, before the tables change."""
     room = memory.room
@@ -393,7 +393,7 @@ def _find_line(i: Integer, memory: RoomMemory) -> None:
     _settle(i, first, t.state[first] == EMPTY, memory)
 
 
-@bare
+@inner
 def _retry_after(line: Integer, read_ticks: Integer, memory: RoomMemory) -> Integer:
     """Ticks from a read to the next held miss of the line, or `LEAST_UNKNOWN`."""
     room = memory.room
@@ -412,7 +412,7 @@ def _retry_after(line: Integer, read_ticks: Integer, memory: RoomMemory) -> Inte
 # Events in order of time --------------------------------------------------------------------------
 
 
-@bare
+@inner
 def _match(i: Integer, memory: RoomMemory) -> None:
     """Match fault event `i` after its wait."""
     room = memory.room
@@ -477,7 +477,7 @@ def apply_until(time: Integer, memory: RoomMemory) -> None:
         cursors.next_timed += 1
 
 
-@bare
+@inner
 def next_event(memory: RoomMemory) -> Integer:
     """Time of the next event without a marker, or of the end of a fault event's wait."""
     room = memory.room

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.capture.decode import delta_of
-from ptat_parser.compiled.jit import Integer, bare, inlined
+from ptat_parser.compiled.jit import Integer, bare, inlined, inner
 from ptat_parser.replay.entry_stores import TO_ENTRY, TO_PAGE
 from ptat_parser.replay.fast_path import pair_reads, put_kinds
 from ptat_parser.replay.page_tables import (
@@ -24,7 +24,7 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
 
-@bare
+@inner
 def table_line(address: Integer, memory: RoomMemory) -> Integer:
     """Line of the PMD entry that points to the PTE table at `address`, or -1."""
     room = memory.room
@@ -38,7 +38,7 @@ def table_line(address: Integer, memory: RoomMemory) -> Integer:
     return -1 if parent < 0 else parent & -room.config.line
 
 
-@bare
+@inner
 def pmd_kind(
     slot: Integer, gap: Integer, next_line: Integer, memory: RoomMemory
 ) -> tuple[Integer, bool, bool]:
@@ -75,7 +75,7 @@ def pmd_kind(
     return FAULT, True, False
 
 
-@bare
+@inner
 def end_walk(parent_slot: Integer, now: Integer, memory: RoomMemory) -> None:
     """Count the walk of a PTE read right after a PMD entry (`walk_pmd`) as whole or broken."""
     room = memory.room
@@ -94,7 +94,7 @@ def _usual_step(usual: Integer, step: Integer) -> Integer:
     return usual + (min(step, 4 * usual) - usual) // 8 if usual else step
 
 
-@bare
+@inner
 def count_walks(
     words: U64,
     time: U64,
@@ -128,7 +128,7 @@ def count_walks(
         cursors.walk_pmd_ticks = now
 
 
-@bare
+@inner
 def _count_walks_one_by_one(
     words: U64, time: U64, start: Integer, end: Integer, before: Integer, memory: RoomMemory
 ) -> None:

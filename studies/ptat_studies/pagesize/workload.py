@@ -173,7 +173,6 @@ class Workload:
             page_bytes=int(sizes[advised]),
             best_bytes=int(sizes[np.argmin(simulated)]),
             access_ns=float(simulated[advised]),
-            modelled_ns=float(modelled[advised]),
             best_ns=float(simulated.min()),
             common_ns=common_ns,
             climbed_ns=climbed.access_ns if climbed else None,
@@ -244,7 +243,6 @@ class Advice:
     best_bytes: int
     """By simulation."""
     access_ns: float
-    modelled_ns: float
     best_ns: float
     common_ns: float | None
     """With 4 KiB; None: these were not simulated, or the memory holds none."""

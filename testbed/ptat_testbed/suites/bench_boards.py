@@ -32,6 +32,7 @@ from ptat_host.protocol import Command
 from ptat_parser import wire
 from ptat_testbed.boards import guest_run
 from ptat_testbed.guest import build, layout
+from ptat_testbed.guest.command_output import stdout_to
 from ptat_testbed.suites.usb_guest import SERIAL, UsbBoard, usb_node, write_source
 
 UDP_BLOCKS = 32768
@@ -182,15 +183,8 @@ def usb(board: Path) -> dict[str, float]:
         )
         settings = recording.settings
         base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
-        # What the guest's program prints comes out of our standard output.
-        before = os.dup(1)
-        with figures_file.open("wb") as file:
-            os.dup2(file.fileno(), 1)
-            try:
-                result = recording.record(recording.machine_config(base))
-            finally:
-                os.dup2(before, 1)
-                os.close(before)
+        with stdout_to(figures_file):
+            result = recording.record(recording.machine_config(base))
         if not result.complete or result.exit_status:
             raise RuntimeError(f"the guest: {result.reason or result.exit_status}")
         figures: dict[str, float] = json.loads(figures_file.read_text())

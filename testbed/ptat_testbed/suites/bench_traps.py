@@ -24,8 +24,8 @@ import numpy as np
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_parser.formats.traps import read_records
 from ptat_testbed.boards import guest_run
+from ptat_testbed.guest.command_output import stdout_to
 from ptat_testbed.guest.steps import progress
-from ptat_testbed.suites.check_trap import stdout_to
 
 PROGRAM = ("gups", "--bytes", "512M", "--updates", "256K")
 """More pages than QEMU's TLB has entries."""

@@ -37,6 +37,7 @@ from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_parser.formats.traps import Flag, read_records
 from ptat_testbed.boards import bar, guest_run
 from ptat_testbed.guest import build
+from ptat_testbed.guest.command_output import stdout_to
 from ptat_testbed.guest.qemu import Machine
 from ptat_testbed.guest.steps import progress
 
@@ -218,20 +219,6 @@ def request(row: Row, session: Path) -> RecordRequest:
         region_bytes=32 << 20,
         options={"cpus": str(row.cpus), "memory": "2G", **dict(row.options)},
     )
-
-
-@contextlib.contextmanager
-def stdout_to(path: Path) -> Iterator[None]:
-    """What the command prints goes to a file."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with path.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def stable(output: bytes) -> bytes:

@@ -34,6 +34,7 @@ from ptat_host.boards.live.machine import numbers
 from ptat_host.boards.program_cache import cache_root, new_directory
 from ptat_testbed.boards import guest_run
 from ptat_testbed.guest import build, layout
+from ptat_testbed.guest.command_output import stdout_to
 from ptat_testbed.guest.steps import progress
 from ptat_testbed.suites.kernel_exercise import CONFIG
 
@@ -327,7 +328,7 @@ def _outside(categories: list[str], stress_s: int, *, traps: bool) -> int:
         )
         settings = recording.settings
         base = None if traps else layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
-        with _stdout_to(output):
+        with stdout_to(output):
             result = recording.record(recording.machine_config(base))
         if not result.complete or result.exit_status:
             raise BoardError(f"the guest: {result.reason or output.read_text()[-2000:]}")
@@ -342,21 +343,6 @@ def _outside(categories: list[str], stress_s: int, *, traps: bool) -> int:
     wrong = ("failed_traced", "check_bad", "warnings", "used_after")
     failed = any(totals[name] for name in wrong) or totals["stress"].get("failed_traced")
     return int(bool(failed) or not totals["passed_traced"])
-
-
-@contextmanager
-def _stdout_to(path: Path) -> Iterator[None]:
-    """What the guest's command prints goes to a file: its last line is for us."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(file, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(file)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The traced command: its address space is chosen right before it is executed."""
+"""The traced command, whose address space is chosen right before it is executed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ class Run:
     exit_status: int | None = None
     interrupted: bool = False
     failure: str | None = None
-    """Why the recording is not complete."""
+    """Why the recording is incomplete."""
 
 
 @contextlib.contextmanager
 def adopting(children: bool) -> Iterator[None]:
-    """Become the parent of what the command leaves behind, if its `children` are traced."""
+    """Become the parent of processes that the command leaves behind, if its `children` are
+    traced."""
     if children:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -60,9 +61,9 @@ def start(request: RecordRequest, env: Mapping[str, str], choice: int) -> subpro
 
 
 def attend(child: subprocess.Popen[bytes], tick: Callable[[], str | None], run: Run) -> None:
-    """Wait until the command has ended; at a second interruption, kill it.
+    """Wait for the end of the command; kill it at a second interruption.
 
-    :param tick: is called each `MARKER_MS`; what it returns is why the recording must end.
+    :param tick: called each `MARKER_MS`; returns the reason why the recording must end, or None.
     """
     pidfd = os.pidfd_open(child.pid)
     stopped_s: float | None = None
@@ -94,7 +95,7 @@ def attend(child: subprocess.Popen[bytes], tick: Callable[[], str | None], run: 
 
 
 def end_children() -> None:
-    """Kill the processes that the command left behind, until there is none."""
+    """Kill the processes that the command left behind, until none is left."""
     while True:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The frequency of the TSC, which the kernel says in its messages, and its later warnings."""
+"""The frequency of the TSC from the kernel's messages, and the kernel's later warnings."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TSC = re.compile(r"tsc: (Refined TSC clocksource calibration|Detected):? ([0-9.
 
 
 def tsc_hz(messages: str) -> int | None:
-    """The frequency of the TSC from the kernel's messages; the refined one if it is there."""
+    """The frequency of the TSC from the kernel's messages; the refined one if available."""
     found = {kind: float(mhz) for kind, mhz in _TSC.findall(messages)}
     mhz = found.get("Refined TSC clocksource calibration") or found.get("Detected")
     return round(mhz * 1e6) if mhz else None
 
 
 class KernelMessages:
-    """The kernel's messages: those of before, then the new ones."""
+    """The kernel's earlier messages, then the new ones."""
 
     def __init__(self, taking: contextlib.ExitStack) -> None:
         self._kmsg = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK)
@@ -34,8 +34,8 @@ class KernelMessages:
     def frequency(self, given: str | None) -> int:
         """The frequency of the TSC in Hz, from all messages up to now.
 
-        :param given: what the user said it is.
-        :raises BoardError: `given` is no frequency, or the messages do not say it.
+        :param given: the user's value.
+        :raises BoardError: `given` is no frequency, or no message states it.
         """
         messages = "\n".join(self._new())
         if given is not None:
@@ -59,7 +59,7 @@ class KernelMessages:
         return found
 
     def _new(self) -> Iterator[str]:
-        """Records that were not read yet: ``level,…;text``."""
+        """Unread records: ``level,…;text``."""
         while True:
             try:
                 yield os.read(self._kmsg, RECORD_BYTES_MAX).decode(errors="replace")

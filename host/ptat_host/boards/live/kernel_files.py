@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""What a recording writes to the kernel's files, and in which order: the one description.
+"""The single description of the kernel's files that a recording writes, in order.
 
-`machine`, `tracing` and `child` follow it on this machine. In the testbed's guest its init does,
-which is C and gets it from `c_header` (``ptat_recording.h``) when it is compiled.
+`machine`, `tracing` and `child` follow it on this machine. In the testbed's guest its init, a C
+program, follows `c_header` (``ptat_recording.h``).
 
-1. ``levels``; ``readback`` and ``marker_access`` where the request says
+1. ``levels``; ``readback`` and ``marker_access`` if the request says so
 2. tracing: `TRACE_SETTINGS`, the size of the buffers, then each event: its format is kept, and it
    is enabled; a logger for each CPU
 3. `MARKER_START`
@@ -33,23 +33,23 @@ TRACE_SETTINGS = {
     "buffer_percent": "10",
     "options/overwrite": "0",  # a full buffer drops new events and counts them; the rest is whole
 }
-"""Files of a tracing instance, and what is written to them."""
+"""Files of a tracing instance, and the values written to them."""
 BUFFER_SIZE = "buffer_size_kb"
 PAGE_FORMATS = ("header_page", "header_event")
-"""Formats of ``events/`` that are kept beside those of the events."""
+"""Formats of ``events/`` that are kept in addition to those of the events."""
 PAGE_BYTES = 4096
-"""Of the kernel's log."""
+"""Size of a page of the kernel's log."""
 LOG_FLUSH_MS = 250
-"""How much of the log a crash may cost."""
+"""Most of the log that a crash may lose."""
 
 MARKER_CLOCK, MARKER_START, MARKER_STOP = "0", str(COOKIE_START), str(COOKIE_STOP)
 """Written to ``marker``."""
 MARKER_MS = 100
-"""A program that changes no page table leaves no markers, and the clocks need some."""
+"""Interval of extra markers: aligning the clocks needs some even if no page table changes."""
 TRACE_NOTHING, TRACE_COMMAND, TRACE_CHILDREN = "0", "1", "2"
 """Written to ``self``."""
 TABLES_FREE_MS = 1000
-"""Tables are given back after a grace period."""
+"""Time to wait for tables, which are returned after a grace period."""
 
 _C_INTEGERS = ("PAGE_BYTES", "LOG_FLUSH_MS", "MARKER_MS", "TABLES_FREE_MS")
 _C_STRINGS = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""There is one bus, so one ptat at a time traces this machine."""
+"""A lock that lets only one ptat at a time trace this machine, which has one bus."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""One recording on this machine: what its kernel must offer, and the order of a recording."""
+"""One recording on this machine: requirements of the kernel, and the steps of a recording."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def numbers(text: str) -> dict[str, int]:
 
 
 def directory_numbers(directory: Path) -> dict[str, int]:
-    """The files of a directory in sysfs that hold a number each, by name."""
+    """The numbers in the files of a sysfs directory, by name."""
     return {path.name: int(path.read_text(), 0) for path in directory.iterdir()}
 
 
 def checks() -> list[Check]:
-    """Whether a command can be traced on this machine."""
+    """Checks whether a command can be traced on this machine."""
     found = []
     if not CONTROL.exists():
         found.append(Check("kernel", False, f"no {CONTROL}: it lacks PTAT", KERNEL_HINT))
@@ -71,7 +71,7 @@ def require() -> None:
 
 @contextlib.contextmanager
 def _set_up() -> Iterator[None]:
-    """Say what to do when a file of sysfs or tracefs cannot be used."""
+    """Raise a `BoardError` with a remedy if a file of sysfs or tracefs cannot be used."""
     try:
         yield
     except OSError as error:
@@ -82,19 +82,19 @@ def _set_up() -> Iterator[None]:
 
 
 def _marker_access() -> str:
-    """How the kernel marks its events; kernels without the choice store."""
+    """How the kernel marks its events; kernels without this setting store."""
     file = CONTROL / "marker_access"
     return file.read_text().strip() if file.exists() else "store"
 
 
 class LiveMachine:
-    """One recording's hold of this machine; a context manager that gives it back."""
+    """Reserves this machine for one recording; a context manager that releases it."""
 
     def __init__(self, request: RecordRequest, tsc: str | None = None) -> None:
-        """Take hold of the kernel's PTAT and set up its log; nothing is traced yet.
+        """Reserve the kernel's PTAT and set up its log; nothing is traced yet.
 
         :param tsc: frequency of the TSC in Hz as the user gave it.
-        :raises BoardError: this machine cannot be traced, or somebody else is doing it.
+        :raises BoardError: this machine cannot be traced, or is being traced already.
         """
         require()
         if request.region_bytes is not None:
@@ -143,7 +143,7 @@ class LiveMachine:
 
     @property
     def kernel(self) -> dict[str, Any]:
-        """`kernel` of session.json, as far as it is known before the run."""
+        """The part of `kernel` of session.json that is known before the run."""
         return {
             "release": os.uname().release,
             "clock": "x86-tsc",
@@ -159,9 +159,10 @@ class LiveMachine:
         return {"name": found[1] if found else "unknown"}
 
     def run(self, tick: Callable[[], str | None]) -> Run:
-        """Run the command, traced, and take its log.
+        """Run the traced command, and fetch its log.
 
-        :param tick: called ten times a second; what it returns is why the recording must end.
+        :param tick: called ten times a second; returns the reason why the recording must end, or
+            None.
         :raises BoardError: the command cannot be run.
         """
         run, request = Run(), self._request
@@ -191,11 +192,11 @@ class LiveMachine:
         return run
 
     def fills(self) -> list[Fill]:
-        """How full the buffers of the kernel's log are."""
+        """Fill levels of the buffers of the kernel's log."""
         return self._tracing.fills()
 
     def aftermath(self) -> dict[str, Any]:
-        """`kernel` of session.json, what is only known after the run."""
+        """The part of `kernel` of session.json that is known only after the run."""
         deadline = time.monotonic() + TABLES_FREE_MS / 1000
         stat = directory_numbers(CONTROL / "stat")
         while stat.get("used") and time.monotonic() < deadline:
@@ -212,7 +213,7 @@ class LiveMachine:
     def _read_back(self, taking: contextlib.ExitStack) -> None:
         """Let the kernel read the region back before it flushes TLBs, if the request says so.
 
-        Else the kernel's own choice stays: it does so where the region is a device.
+        Else the kernel's default stays, which reads back if the region is a device.
         """
         if self._request.readback:
             file = CONTROL / "readback"

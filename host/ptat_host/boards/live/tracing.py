@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The kernel's side of a recording: a tracing instance of our own, and its log in files."""
+"""The kernel's side of a recording: a separate tracing instance, and its log in files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVE
 
 INSTANCE = "ptat"
 LOG_PAGES = 64
-"""Pages of the log written at once."""
+"""Pages of the log to write at once."""
 BUFFER_MAX_KIB = 16 * 1024
 
 
@@ -44,8 +44,8 @@ class Tracing:
     """A tracing instance that logs events to files; the user's own tracing is left alone.
 
     :param log: the directory of the files.
-    :param taking: the instance goes when this ends, with the rest of the log written.
-    :param broken: is called with the reason when the log cannot be written.
+    :param taking: removes the instance at its end, after the rest of the log is written.
+    :param broken: called with the reason if the log cannot be written.
     :raises OSError: tracefs cannot be used.
     """
 
@@ -93,7 +93,7 @@ class Tracing:
             (source / "enable").write_text("1")
 
     def fills(self) -> list[Fill]:
-        """How full the buffers of the kernel's log are."""
+        """Fill levels of the buffers of the kernel's log."""
         found = []
         for cpu in self._cpus:
             directory = self._instance / "per_cpu" / f"cpu{cpu}"
@@ -157,7 +157,7 @@ class _Logger:
             self._broken(f"cannot write {self._target}: {error.strerror}")
 
     def _drain(self, pages: memoryview) -> bool:
-        """Write what there is, up to the buffer's size; whether there may be more."""
+        """Write the available pages, up to the buffer's size; return whether there may be more."""
         size = 0
         while size < len(pages):
             page = pages[size : size + PAGE_BYTES]
