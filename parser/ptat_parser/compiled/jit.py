@@ -52,8 +52,8 @@ def bare(function: F) -> F:
 class Inner:
     """A function that only compiled functions call; called from Python, it runs uncompiled.
 
-    Compiled without an entry from Python and without a file in the cache, which takes a fifth less
-    time. Its callers' files contain its code.
+    It has no entry from Python and no file in the cache, which saves a sixth of the compile time.
+    Its callers' files contain its code.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -143,7 +143,7 @@ class Place:
         lines = [line for line in self._errors.read().splitlines() if line.strip()]
         said = [line for line in lines if "error:" in line] or lines[-1:]
         return PtatError(
-            f"what does the measurements ended with {status}"
+            f"the agent that measures ended with {status}"
             + (f": {said[0].removeprefix('ptat: error: ')}" if said else ""),
             "the same command continues with the rest",
         )
