@@ -33,6 +33,8 @@ WIDTH_MAX = 0.02
 """Of the bound, as a share of the misses, with `WIDTH_PRESET` and `WIDTH_WORKLOADS`."""
 WIDTH_PRESET = "ecc-server"
 WIDTH_WORKLOADS = ("gups", "bfs", "python3", "gcc")
+WRONG = ("wrong_page", "inferred_wrong", "unexplained", "lost")
+"""Of the verdict of ``ptat validate --json``: what there must be none of."""
 SOURCE = Path(__file__).parents[2] / "plugin" / "tlb.c"
 TWO_CPUS = ("--cpus", "2")
 
@@ -86,11 +88,11 @@ def check(preset: str, argv: Sequence[str], session: Path, *more: str) -> dict[s
         raise NotRecorded(validated.stderr.strip()) from None
     low, high = verdict["bound"] or [verdict["trace_misses"]] * 2
     true = verdict["truth_misses"]
-    right = not (verdict["wrong_page"] or verdict["inferred_wrong"] or verdict["unexplained"])
-    if preset == "none":
-        right = verdict["exact"]
+    wrong = {kind: verdict[kind] for kind in WRONG if verdict[kind]}
+    if wrong:
+        print(f"{session.name}: {wrong}", file=sys.stderr)
     return {
-        "attribution_exact": bool(right and not verdict["lost"]),
+        "attribution_exact": not wrong and (preset != "none" or verdict["exact"]),
         "misses_true": true,
         "misses_trace": verdict["trace_misses"],
         "inferred": verdict["inferred"] or 0,
