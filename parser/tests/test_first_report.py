@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
+
 from ptat_parser.compiled import first_use
-from ptat_parser.compiled.jit import jit
 
 PROGRAM = Path(__file__).parents[1] / "first_report.py"
 
@@ -22,7 +23,7 @@ def test_the_figures_are_printed():
 
 
 def test_each_compiled_function_is_a_step():
-    @jit
+    @numba.njit  # without the cache, which an earlier run of this test has filled
     def new(x):
         return x + 1
 
