@@ -158,11 +158,12 @@ def infer(
     answered, faulted = _answered_faults(walks, queue, known, LAG_MAX_S * tick_hz)
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
-    retries, in_doubt = _retries(walks, others, queue, known, faults, (LAG_MAX_S * tick_hz, cpus))
-    rows = np.searchsorted(queue.stores.time[known.store], retries.time - 2)
-    retrying = known.mm[np.minimum(rows, known.mm.size - 1)] if known.mm.size else rows
-    possible = _mapped_around(walks, queue, known, faults, Lives(retrying, retries.time))
-    possible += _evicted(walks, queue, Lives(retrying, retries.time))
+    retries, mm, in_doubt = _retries(
+        walks, others, queue, known, faults, (LAG_MAX_S * tick_hz, cpus)
+    )
+    retried = Lives(mm, retries.time)
+    possible = _mapped_around(walks, queue, known, faults, retried)
+    possible += _evicted(walks, queue, retried)
     return Inferred(retries, answered, in_doubt, possible)
 
 
@@ -222,8 +223,8 @@ def _retries(
     known: _Known,
     faults: Pages,
     usual: tuple[float, int],
-) -> tuple[Reads, int]:
-    """The retries that the queue answered, and how many are in doubt.
+) -> tuple[Reads, I64, int]:
+    """The retries that the queue answered, their address spaces, and how many are in doubt.
 
     :param others: mask of the walks that did not fault.
     :param usual: longest usual time of a retry in ticks, and the number of CPUs.
@@ -249,7 +250,8 @@ def _retries(
         in_doubt |= queued & (soon != early)
         answered &= ~soon
     entries = stores.address[known.store[answered]]
-    return Reads(since[answered] + 2, entries), int(np.count_nonzero(in_doubt))
+    found = Reads(since[answered] + 2, entries)
+    return found, known.mm[answered], int(np.count_nonzero(in_doubt))
 
 
 def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:

@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from ptat_host.boards.base import RecordRequest, RecordResult
 from ptat_testbed.boards import guest_run
 from ptat_testbed.boards.pcie import MARKER_DELAY_NS, REGION_BYTES
 from ptat_testbed.bus import pcie
+from ptat_testbed.guest.command_output import stdout_to
 from ptat_testbed.guest.qemu import Machine, MachineConfig
 
 RECORD = ("-m", "ptat_host.cli", "record", "--board", "pcie", "--ring", "16M", "--no-archive")
@@ -91,7 +92,7 @@ class DrivenGuest:
     ) -> RecordResult:
         """Boot it and run the command; its exit status is that of ``ptat record``."""
         archive = self._folder / "session.tar"
-        with _output_to(archive):
+        with stdout_to(archive):
             result = self._recording.record(self._config(extra), on_start, on_stop)
         with contextlib.suppress(tarfile.ReadError), tarfile.open(archive) as sessions:
             sessions.extractall(self._folder, filter="data")
@@ -111,17 +112,3 @@ class DrivenGuest:
             description["board"].update(marker_delay_ns=MARKER_DELAY_NS, walk_reads="all")
             description.pop("crc32", None)  # that of the description without it
             path.write_text(json.dumps(description))
-
-
-@contextlib.contextmanager
-def _output_to(path: Path) -> Iterator[None]:
-    """What goes to this process's output goes to a file."""
-    sys.stdout.flush()
-    before = os.dup(1)
-    with path.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-    try:
-        yield
-    finally:
-        os.dup2(before, 1)
-        os.close(before)
