@@ -26,8 +26,8 @@ def ddr4(**changes: int) -> bytes:
 
 
 def test_what_a_module_says():
-    assert spd.parse(ddr3(), "x") == spd.Module("DDR3", 2, 16, 10, 8, 0b1010)
-    assert spd.parse(ddr4(), "x") == spd.Module("DDR4", 2, 16, 10, 8, 0b1010)
+    assert spd.parse(ddr3(), "x") == spd.Module("DDR3", 2, 16, 8, 0b1010)
+    assert spd.parse(ddr4(), "x") == spd.Module("DDR4", 2, 16, 8, 0b1010)
     assert spd.parse(ddr4(b131=0), "x").wired_mirror == 0
     # An RDIMM says elsewhere how its register is wired.
     assert spd.parse(ddr4(b3=1), "x").wired_mirror == 0
