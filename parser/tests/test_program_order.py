@@ -52,7 +52,7 @@ def stores_at(*rows):
 
 def walks_at(*rows):
     time, address = (integers(*column) for column in zip(*rows, strict=True))
-    return Walks(time, address // 64, 0 * time, np.ones(time.size, np.bool_))
+    return Walks(time, address // 64, 0 * time, np.ones(time.size, np.bool_), 0 * time - 1)
 
 
 def pages_at(*rows):
@@ -126,9 +126,9 @@ def test_without_unused_lines_nothing_is_scrub():
     assert not find_scrub(nine, nine, nine >= 0, nine, 1).any()
 
 
-def inferred(walks, stores, until, faults, whole_lines=True, cpus=1):
+def inferred(walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS):
     queue = Queue(stores, integers(*until), whole_lines)
-    return infer(walks, queue, faults, NO_LINKS, TICK_HZ, cpus)
+    return infer(walks, queue, faults, links, TICK_HZ, cpus)
 
 
 FAULT = pages_at((1000, 1))
@@ -188,6 +188,28 @@ def test_a_page_may_be_evicted_while_its_line_is_queued(whole_lines, pages):
     assert possible(3000 + EVICTION_WALKS - 1 - 1) == 0
     assert possible(3000 + EVICTION_WALKS - 1) == pages
     assert possible(9000) == 2 * pages
+
+
+def test_a_walk_may_show_only_its_read_of_the_pmd_entry():
+    pmd, table = 0x3000, ENTRY
+    linked = Links(integers(0), integers(0), integers(1), integers(800), np.array([pmd], np.uint64))
+    # A whole walk, one before the link, one with only its PMD entry, one that ends there.
+    time = integers(1000, 1001, 700, 3000, 4000)
+    address = integers(pmd, table, pmd, pmd, pmd)
+    order = np.argsort(time)
+    parent = np.where(address == table, pmd // 64, -1)
+    walks = Walks(time, address // 64, 0 * time, address == table, parent)
+    walks = Walks(*(column[order] for column in walks))
+    faults = pages_at((4100, 512))
+    stores = stores_at((2000, ENTRY, 1), (4200, 0x4000, 512))
+    second = Links(
+        integers(0, 0), integers(0, 512), integers(1, 1), integers(800, 4150),
+        np.array([pmd, pmd + 8], np.uint64),
+    )  # fmt: skip
+    found = inferred(walks, stores, [5000, 5000], faults, links=second)
+    assert walks.time[found.pte_answered].tolist() == [3000]
+    assert not inferred(walks, stores, [5000, 5000], faults).pte_answered.any()
+    assert inferred(walks, stores, [5000, 5000], faults, links=linked).pte_answered.sum() == 2
 
 
 # Whole sessions -----------------------------------------------------------------------------------

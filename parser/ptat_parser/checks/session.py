@@ -286,7 +286,7 @@ def _check_rebuilt(
         equal(name, "reads by kind", reads + marker_loads, "in the capture", capture.reads)
         equal(name, "stores of entries", totals["stores"], "in the capture", writes)
         return
-    inferred = behind["inferred"] + behind["inferred_faults"]
+    inferred = behind["inferred"] + behind["inferred_faults"] - behind["ptes_answered"]
     seen = reads - inferred + behind["underfills"] + behind["scrubs"] + marker_loads
     equal(name, "reads by kind", seen, "in the capture", capture.reads)
     equal(name, "WR of entries", behind["writes"], "in the capture", writes)

@@ -72,6 +72,7 @@ class Found:
     scrubs: int = 0
     inferred: int = 0
     inferred_faults: int = 0
+    ptes_answered: int = 0
     in_doubt: int = 0
     possible: int = 0
 
@@ -170,14 +171,16 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     walk = kinds.walk
     if contract.ecc:
         walk = walk & ~_underfills(kinds, stream, stores, written.until, contract, found)
-    seen = Marks(stream.time[walk], stream.address[walk])
-    inferred = Inferred(NO_READS, NO_READS, 0, 0)
+    inferred = Inferred(NO_READS, NO_READS, 0, 0, np.zeros(np.count_nonzero(walk), np.bool_))
     if contract.forwarding:
         queue = Queue(stores, written.until, contract.ecc)
         walks = _walks(session, kinds, stream, walk, log, placed)
         inferred = infer(walks, queue, faults, links, tick_hz, session.kernel.cpus)
     found.inferred, found.inferred_faults = inferred.retries.time.size, inferred.faults.time.size
     found.in_doubt, found.possible = inferred.in_doubt, inferred.possible
+    found.ptes_answered = int(np.count_nonzero(inferred.pte_answered))
+    rows = np.flatnonzero(walk)[~inferred.pte_answered]
+    seen = Marks(stream.time[rows], stream.address[rows])
     line_mask = np.uint64(~(session.board.granularity_bytes - 1) & 0xFFFF_FFFF_FFFF_FFFF)
     _write(
         target,
@@ -395,7 +398,10 @@ def _walks(
     place = owned.last_before(line * LINE_BYTES >> 12, time + 1)
     event = rows[owned.order[place]] if rows.size else place
     mm = np.where(place >= 0, np.searchsorted(spaces, tables["mm"][event]), -1)
-    return Walks(time, line, mm, (place >= 0) & (tables["level"][event] == 1))
+    ends = (place >= 0) & (tables["level"][event] == 1)
+    linked = ends & (tables["kind"][event] == tracepoints.TABLE_LINK)
+    parent = np.where(linked, (tables["slot_pa"][event] // LINE_BYTES).astype(np.int64), -1)
+    return Walks(time, line, mm, ends, parent)
 
 
 def _spaces(log: KernelLog) -> U64:

@@ -66,13 +66,15 @@ class Links(NamedTuple):
 class Walks(NamedTuple):
     """Reads by walks on the bus, sorted by time.
 
-    `mm`: address space of the table, or -1 if unknown; `ends`: reads of PTEs, which end a walk.
+    `mm`: address space of the table, or -1 if unknown; `ends`: reads of PTEs, which end a walk;
+    `parent`: line of the PMD entry that leads to the table, or -1.
     """
 
     time: I64
     line: I64
     mm: I64
     ends: Bools
+    parent: I64
 
 
 class Reads(NamedTuple):
@@ -102,6 +104,8 @@ class Inferred:
     """Retries that the queue may have answered, although the line was read soon after the WR."""
     possible: int
     """Upper bound of further misses."""
+    pte_answered: Bools
+    """Mask of the walks of which only the read of the PMD entry was seen."""
 
 
 class _Known(NamedTuple):
@@ -153,7 +157,7 @@ def infer(
 ) -> Inferred:
     """Infer the walks that the queue answered; times are in ticks."""
     if not queue.stores.time.size:
-        return Inferred(NO_READS, NO_READS, 0, 0)
+        return Inferred(NO_READS, NO_READS, 0, 0, np.zeros(walks.time.size, np.bool_))
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
     answered, faulted = _answered_faults(walks, queue, known, LAG_MAX_S * tick_hz)
     others = np.ones(walks.time.size, np.bool_)
@@ -164,7 +168,8 @@ def infer(
     retried = Lives(mm, retries.time)
     possible = _mapped_around(walks, queue, known, faults, retried)
     possible += _evicted(walks, queue, retried)
-    return Inferred(retries, answered, in_doubt, possible)
+    pte_answered = _pte_answered(walks, others, queue.stores, links)
+    return Inferred(retries, answered, in_doubt, possible, pte_answered)
 
 
 def _key(mm: I64, page: I64, shift: int) -> I64:
@@ -252,6 +257,22 @@ def _retries(
     entries = stores.address[known.store[answered]]
     found = Reads(since[answered] + 2, entries)
     return found, known.mm[answered], int(np.count_nonzero(in_doubt))
+
+
+def _pte_answered(walks: Walks, others: Bools, stores: Stores, links: Links) -> Bools:
+    """Mask of the reads of PMD entries whose walk read its PTE from the queue.
+
+    No read of a PTE follows on the bus. The replay would infer that the entry was empty, and match
+    the fault event of another walk with it. `others`: walks that did not fault.
+    Lines without a table before this read, or with huge pages, are left to the replay.
+    """
+    linked = LineTimes(
+        (links.address // np.uint64(LINE_BYTES)).astype(np.int64), np.maximum(links.time, 0)
+    )
+    leads = linked.last_before(walks.line, walks.time) >= 0
+    whole = np.append(walks.parent[1:] == walks.line[:-1], False)
+    huge = np.isin(walks.line, stores.line[stores.present & (stores.pages > 1)])
+    return others & ~walks.ends & leads & ~whole & ~huge
 
 
 def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
