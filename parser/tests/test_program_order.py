@@ -142,6 +142,13 @@ def test_a_retry_that_is_on_the_bus_is_not_inferred():
     assert found.retries.time.size == found.faults.time.size == found.in_doubt == 0
 
 
+def test_the_event_of_a_fault_may_seem_to_precede_its_walk():
+    walks = walks_at((1200, ENTRY), (3000, ENTRY), (5200, ENTRY), (7000, ENTRY), (8000, FAR))
+    stores = stores_at((2000, ENTRY, 1), (6000, NEIGHBOUR, 2))
+    found = inferred(walks, stores, [2500, 6500], pages_at((1000, 1), (5000, 2)))
+    assert found.retries.time.size == found.faults.time.size == found.in_doubt == 0
+
+
 def test_a_retry_is_inferred_where_the_process_went_on():
     walks = walks_at((900, ENTRY), *((at, FAR) for at in range(4000, 4500, 100)), (9000, ENTRY))
     found = inferred(walks, STORE, [5000], FAULT)

@@ -31,6 +31,8 @@ Bools = npt.NDArray[np.bool_]
 LINE_BYTES, WORD_BYTES = 64, 8
 HANDLER_MAX_S = 0.05
 """Longest time from a fault to its handler's store."""
+EARLY_MAX_S = 5e-6
+"""How far the clocks may place a fault's event before its walk."""
 LAG_MAX_S = 50e-6
 """Usual bound of the delay of a fault's event, and of a retry after its store."""
 WALKS_MAX = 3
@@ -159,7 +161,7 @@ def infer(
     if not queue.stores.time.size:
         return Inferred(NO_READS, NO_READS, 0, 0, np.zeros(walks.time.size, np.bool_))
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
-    answered, faulted = _answered_faults(walks, queue, known, LAG_MAX_S * tick_hz)
+    answered, faulted = _answered_faults(walks, queue, known, tick_hz)
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
     retries, mm, in_doubt = _retries(
@@ -204,13 +206,17 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
 
 
 def _answered_faults(
-    walks: Walks, queue: Queue, known: _Known, longest: float
+    walks: Walks, queue: Queue, known: _Known, tick_hz: float
 ) -> tuple[Reads, I64]:
     """The faulting walks that the queue answered, and the indices of seen walks that faulted."""
+    longest = LAG_MAX_S * tick_hz
     line = (known.address // np.uint64(LINE_BYTES)).astype(np.int64)
+    # The walk is over long before the handler's store.
+    to_store = queue.stores.time[known.store] - known.time
+    until = known.time + np.minimum(to_store // 2, round(EARLY_MAX_S * tick_hz))
     before, written = queue.last_before(known.address, known.time)
     by_line = LineTimes(walks.line, walks.time)
-    place = by_line.last_before(line, known.time)
+    place = by_line.last_before(line, until)
     seen = np.where(place >= 0, by_line.time[place] if by_line.size else 0, -STILL_QUEUED)
     answered = (written > known.time - longest) & (seen < written)
     # A read before an earlier store was written, or long before the fault, is another walk's.
@@ -242,7 +248,7 @@ def _retries(
     # The bus shows no read of the line while the store is queued.
     place = by_line.first_from(stores.line[known.store], np.maximum(since, written))
     read = np.where(place >= 0, by_line.time[place] if by_line.size else 0, STILL_QUEUED - 1)
-    ends = walks.ends
+    ends = walks.ends & others
     lived = _between(LineTimes(walks.mm[ends], walks.time[ends]), known.mm, known.time, read)
     faulted = _between(LineTimes(faults.mm, faults.time), known.mm, known.time, read)
     queued = written > since
@@ -272,7 +278,8 @@ def _pte_answered(walks: Walks, others: Bools, stores: Stores, links: Links) -> 
     leads = linked.last_before(walks.line, walks.time) >= 0
     whole = np.append(walks.parent[1:] == walks.line[:-1], False)
     huge = np.isin(walks.line, stores.line[stores.present & (stores.pages > 1)])
-    return others & ~walks.ends & leads & ~whole & ~huge
+    answered: Bools = others & ~walks.ends & leads & ~whole & ~huge
+    return answered
 
 
 def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
