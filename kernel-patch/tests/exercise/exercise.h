@@ -95,8 +95,10 @@ unsigned int below(unsigned int limit);
 
 /* A file system with `options`, mounted at a new directory whose name is returned. */
 const char *mount_new(const char *type, const char *source, const char *options);
-/* A memory cgroup with this limit, which the caller enters. */
+/* A memory cgroup which the caller enters: its processes are killed above the limit. */
 void limit_memory(size_t bytes);
+/* The same, but their pages are evicted above the limit. */
+void evict_above(size_t bytes);
 /* Changes a setting until the end of the process. */
 void set_for_now(const char *path, const char *text);
 

@@ -41,7 +41,7 @@ static void swapping(void)
 	pid_t pid;
 
 	need_swap();
-	limit_memory(24 * MB);
+	evict_above(24 * MB);
 	p = small_pages(size);
 	fill(p, size, 1);
 	check_fill(p, size, 1);
@@ -58,7 +58,6 @@ static void swapping(void)
 		check_fill(p, size / 2, 2);
 		_exit(0);
 	}
-	/* Both at once would keep each page in use by two: nothing to evict, and an OOM kill. */
 	finish(pid);
 	check_fill(p, size, 1);
 	require(!madvise(p, size / 2, MADV_DONTNEED));
@@ -91,7 +90,7 @@ static void pressure(void)
 	char *p, *q;
 
 	need_swap();
-	limit_memory(32 * MB);
+	evict_above(32 * MB);
 	p = small_pages(size);
 	q = huge_pages(8 * MB);
 	for (int i = 0; i < 4; i++) {

@@ -280,7 +280,7 @@ static void leave_cgroup(void)
 		usleep(10000);
 }
 
-void limit_memory(size_t bytes)
+static void enter_cgroup(const char *limit, size_t bytes)
 {
 	char path[128], text[32];
 
@@ -290,11 +290,21 @@ void limit_memory(size_t bytes)
 	require(!mkdir(cgroup, 0755));
 	cgroup_owner = getpid();
 	atexit(leave_cgroup);
-	snprintf(path, sizeof(path), "%s/memory.max", cgroup);
+	snprintf(path, sizeof(path), "%s/%s", cgroup, limit);
 	snprintf(text, sizeof(text), "%zu", bytes);
 	put(path, text);
 	snprintf(path, sizeof(path), "%s/cgroup.procs", cgroup);
 	put(path, "0");
+}
+
+void limit_memory(size_t bytes)
+{
+	enter_cgroup("memory.max", bytes);
+}
+
+void evict_above(size_t bytes)
+{
+	enter_cgroup("memory.high", bytes);
 }
 
 static struct setting {
