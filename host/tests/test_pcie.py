@@ -227,8 +227,9 @@ def test_losses_are_said(driver, capsys):
     driver.lost = 17
     status, found = record("--strict")
     assert status == 1
-    assert found["complete"] is True
-    assert "lost 17 accesses in the board" in capsys.readouterr().err
+    assert (found["ended"], found["complete"]) == (True, False)
+    assert found["incomplete_reason"] == "lost 17 accesses in the board"
+    assert "out is incomplete: lost 17 accesses in the board" in capsys.readouterr().err
 
 
 def test_blocks_that_do_not_arrive_are_said(driver):

@@ -395,7 +395,7 @@ def test_what_is_incomplete_or_damaged_has_no_index(monkeypatch, capsys):
         (request.session_dir / "bus.0.raw").write_bytes(data)
         return result
 
-    behave(monkeypatch, lambda request: replace(valid(request), complete=False, reason="why"))
+    behave(monkeypatch, lambda request: replace(valid(request), ended=False, reason="why"))
     main(["record", "-o", "incomplete", "--", "true"])
     behave(monkeypatch, damaged)
     assert main(["record", "-o", "damaged", "--", "true"]) == 0

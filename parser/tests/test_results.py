@@ -204,6 +204,10 @@ def test_decode_errors_are_losses(tmp_path):
     ]
     summary = parse(machine.write(tmp_path / "s", errors)).summary
     assert (summary["lost"], summary["losses"]["decode_errors"]) == (4, 4)
+    assert (summary["complete"], summary["incomplete_reason"]) == (
+        False,
+        "lost 4 records or events",
+    )
 
 
 def test_a_sampled_stream_is_never_complete(tmp_path):

@@ -81,13 +81,14 @@ class RecordRequest:
 
 @dataclass
 class RecordResult:
-    """How a recording ended. An incomplete one still describes all that was captured."""
+    """How a recording ended. If not in order, it still describes all that was captured."""
 
     exit_status: int | None
     """The command's exit status, as a shell shows it (128 + N after signal N); None: unknown."""
-    complete: bool
+    ended: bool
+    """It ended in order."""
     reason: str | None = None
-    """Why the recording is incomplete."""
+    """Why it did not."""
     interrupted: bool = False
     """The user stopped it."""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -95,6 +96,17 @@ class RecordResult:
     in trap mode."""
     lost: str | None = None
     """Known losses on the way from the bus to the file."""
+
+    @property
+    def complete(self) -> bool:
+        """It ended in order, and the recorder knows of no loss."""
+        return self.ended and self.lost is None
+
+    @property
+    def incomplete_reason(self) -> str | None:
+        """Why it is not complete, or None."""
+        lost = f"lost {self.lost}" if self.lost else None
+        return lost if self.ended else self.reason
 
 
 class Board(Protocol):
@@ -115,7 +127,7 @@ class Board(Protocol):
         """Run the command and fill the session directory with everything but session.json.
 
         The command's standard streams are the caller's. On KeyboardInterrupt, or when the machine
-        dies, the board stops the machine, keeps what it has and returns with `complete` False.
+        dies, the board stops the machine, keeps what it has and returns with `ended` False.
 
         :raises BoardError: nothing could be recorded.
         """

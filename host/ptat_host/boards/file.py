@@ -85,12 +85,15 @@ class FileBoard:
             total.update(described["link"])
         metadata["board"]["link"] = dict(total)
         missing = total["missing_inside"] + total["missing_at_end"]
+        losses = [f"{missing} blocks"] if missing else []
+        if session.ended and session.incomplete_reason:
+            losses.append(session.incomplete_reason.removeprefix("lost "))
         return RecordResult(
             exit_status=session.command.exit_status,
-            complete=session.complete,
-            reason=session.incomplete_reason if not session.complete else None,
+            ended=session.ended,
+            reason=session.incomplete_reason if not session.ended else None,
             metadata=metadata,
-            lost=f"{missing} blocks" if missing else None,
+            lost=" and ".join(losses) or None,
         )
 
     def _session(self) -> Session:

@@ -539,7 +539,7 @@ def _capture(
     reason = next((problem for problem in problems if problem), None)
     return RecordResult(
         exit_status=run.exit_status,
-        complete=reason is None,
+        ended=reason is None,
         reason=reason,
         interrupted=run.interrupted,
         metadata=metadata,

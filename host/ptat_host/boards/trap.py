@@ -67,7 +67,7 @@ class TrapBoard:
         lost = sum(ring["lost"] for ring in metadata["traps"])
         return RecordResult(
             exit_status=run.exit_status,
-            complete=run.failure is None,
+            ended=run.failure is None,
             reason=run.failure,
             interrupted=run.interrupted,
             metadata=metadata,

@@ -254,13 +254,11 @@ def recorded(session: Path, result: RecordResult, strict: bool) -> int:
     give_to_caller(session)
     size = format_size(sum(file.stat().st_size for file in session.rglob("*") if file.is_file()))
     if result.lost:
-        print(f"ptat: {session}: lost {result.lost}", file=sys.stderr)
-    if result.complete:
+        print(f"ptat: {session} is incomplete: lost {result.lost}", file=sys.stderr)
+    if result.ended:
         status = result.exit_status or 0
-        if strict and result.lost:
-            status = 1
         ended = f"; the command ended with {status}" if status else ""
         print(f"ptat: recorded {session} ({size}){ended}", file=sys.stderr)
-        return status
+        return 1 if strict and result.lost else status
     print(f"ptat: {session} ({size}) is incomplete: {result.reason}", file=sys.stderr)
     return 130 if result.interrupted else 2

@@ -134,7 +134,7 @@ def _repeat(arguments: argparse.Namespace) -> list[Path]:
         session = new_session(None, arguments.what)
         result = record_one(board, request, session)
         recorded(session, result, strict=False)
-        if not result.complete:
+        if not result.ended:
             raise PtatError(
                 f"{session} is incomplete: no more runs are made", "the reason is above"
             )

@@ -158,15 +158,16 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
         print(f"ptat: {count} {PRIVILEGED}", file=sys.stderr)
     if stat.get("detached") or stat.get("detaches"):
         reason = f"{result.reason}; {DETACHED}" if result.reason else DETACHED
-        result = replace(result, complete=False, reason=reason)
+        result = replace(result, ended=False, reason=reason)
     content = description.content
+    content["ended"] = result.ended
     content["complete"] = result.complete
-    content["incomplete_reason"] = None if result.complete else result.reason
+    content["incomplete_reason"] = result.incomplete_reason
     content["command"]["exit_status"] = result.exit_status
     description.add(result.metadata)
     archived = []
     if archive:
-        archived = _archive(content["board"], request.session_dir, result.complete)
+        archived = _archive(content["board"], request.session_dir, result.ended)
     session.seal(content, request.session_dir)
     description.finish()
     for raw in archived:
@@ -174,13 +175,13 @@ def record(board: Board, request: RecordRequest, *, archive: bool = True) -> Rec
     return result
 
 
-def _archive(board: dict[str, Any], directory: Path, complete: bool) -> list[Path]:
+def _archive(board: dict[str, Any], directory: Path, ended: bool) -> list[Path]:
     """Archive the captures, name the archives in `board`, and return the files they stand for.
 
-    A `complete` capture of one channel gets an index; merging several channels reads everything
-    anyway. The raw files may be removed only after ``session.json`` names the archives. A capture
-    that cannot be archived (no room for both, interrupted) stays raw, which is readable, too; the
-    user is informed.
+    A capture of one channel that `ended` in order gets an index; merging several channels reads
+    everything anyway. The raw files may be removed only after ``session.json`` names the archives.
+    A capture that cannot be archived (no room for both, interrupted) stays raw, which is readable,
+    too; the user is informed.
     """
     from ptat_parser.formats import archive
 
@@ -192,7 +193,7 @@ def _archive(board: dict[str, Any], directory: Path, complete: bool) -> list[Pat
         if raw.suffix != ".raw":
             continue
         try:
-            index = _index(raw, channel) if complete and len(channels) == 1 else b""
+            index = _index(raw, channel) if ended and len(channels) == 1 else b""
             archive.pack(raw, target, index)
         except (OSError, KeyboardInterrupt) as error:
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else error
@@ -230,6 +231,7 @@ def _before(board: Board, request: RecordRequest) -> dict[str, Any]:
         "version": session.VERSION,
         "ptat_version": version("ptat"),
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ended": False,
         "complete": False,
         "incomplete_reason": RUNNING,
         "command": {

@@ -89,8 +89,8 @@ def warnings(before: Sequence[Trace], after: Sequence[Trace]) -> list[str]:
     """Caveats of the numbers."""
     found = []
     for trace in (*before, *after):
-        if not trace.summary["complete"] or trace.summary["lost"]:
-            found.append(f"{trace.session.path}: incomplete, or something was lost")
+        if not trace.summary["complete"]:
+            found.append(f"{trace.session.path}: incomplete: {trace.summary['incomplete_reason']}")
     for name, values in (
         ("buses", {trace.session.board.granularity_bytes for trace in (*before, *after)}),
         ("TLBs", {str(trace.session.cpu.get("tlb")) for trace in (*before, *after)}),

@@ -132,15 +132,15 @@ def check_channel(
         _check_accesses(session, name, found, capture, (report, accesses))
         progress("checking blocks", first + len(words), blocks)
     end = _at(blocks * wire.BLOCK_WORDS)
-    if session.complete and stream.cut:
+    if session.ended and stream.cut:
         report.violated(structure, "the archive's footer is missing or damaged", name, **end)
-    if session.complete and rest_bytes:
+    if session.ended and rest_bytes:
         message = f"the last block has {rest_bytes} of {wire.BLOCK_BYTES} bytes"
         report.violated(structure, message, name, **end)
     whole = capture.gaps == gaps_before
     if whole and wire.Mark.START not in marks:
         report.violated(structure, "no START mark", name, **_at(0))
-    if whole and session.complete and wire.Mark.STOP not in marks:
+    if whole and session.ended and wire.Mark.STOP not in marks:
         report.violated(structure, "no STOP mark: the end is missing", name, **end)
 
 

@@ -92,7 +92,7 @@ def check(directory: Path, *, progress: Progress = no_progress) -> Report:
 
 
 def _check_index(session: Session, report: Report) -> None:
-    if len(session.board.channels) > 1 or report.checks[0].violations or not session.complete:
+    if len(session.board.channels) > 1 or report.checks[0].violations or not session.ended:
         return
     about = "matches the capture"
     try:
@@ -166,7 +166,7 @@ def _check_markers(
     cycles_per_tick = session.kernel.tsc_hz / session.channel.tick_hz
     placed = markers.place(log.tables, stores, session.region.marker_slots, cycles_per_tick)
     without_store = np.flatnonzero(placed.position == markers.BY_TIME)
-    if without_store.size and session.complete:
+    if without_store.size and session.ended:
         event = log.tables[without_store[0]]
         report.violated(
             current,

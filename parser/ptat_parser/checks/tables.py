@@ -157,7 +157,7 @@ def check_tables(
         progress("checking tables", done, accesses)
 
     missing = due - np.minimum(stores, due)
-    if session.complete and missing.any():
+    if session.ended and missing.any():
         # If a line has too few stores, its last events are the ones without a store.
         newest_first = np.argsort(logged["time"], kind="stable")[::-1]
         rank = _rank(line[newest_first])

@@ -44,12 +44,12 @@ def check_records(session: Session, report: Report) -> None:
     current = report.begin("records", "whole, counted, in order of time, of their CPU")
     for ring in session.traps:
         try:
-            records = read_records(session.path / ring.file, end_may_be_cut=not session.complete)
+            records = read_records(session.path / ring.file, end_may_be_cut=not session.ended)
         except PtatError as error:
             report.violated(current, error.message, ring.file)
             continue
         report.accesses += records.size
-        if session.complete and records.size != ring.records:
+        if session.ended and records.size != ring.records:
             message = f"{records.size} records, {ring.records} were recorded"
             report.violated(current, message, ring.file)
         _check_ring(ring, records, current, report)
@@ -113,7 +113,7 @@ def check_against_log(
     tables = _Tables(log, session.region.base)
     done = 0
     for ring in session.traps:
-        records = read_records(session.path / ring.file, end_may_be_cut=not session.complete)
+        records = read_records(session.path / ring.file, end_may_be_cut=not session.ended)
         for start in range(0, records.size, RECORDS_AT_ONCE):
             part = records[start : start + RECORDS_AT_ONCE]
             where = ring.file, start
@@ -234,7 +234,7 @@ def _count(session: Session) -> tuple[int, int]:
     """Number of misses and of faulted walks among the records."""
     misses = faulted = 0
     for ring in session.traps:
-        records = read_records(session.path / ring.file, end_may_be_cut=not session.complete)
+        records = read_records(session.path / ring.file, end_may_be_cut=not session.ended)
         for start in range(0, records.size, RECORDS_AT_ONCE):
             flags = records["flags"][start : start + RECORDS_AT_ONCE]
             fault, retry = flags & Flag.FAULT != 0, flags & Flag.RETRY != 0

@@ -154,6 +154,7 @@ class _Description(msgspec.Struct, frozen=True):
     kernel: Kernel
     command: Command
     complete: bool
+    ended: bool | None = None
     incomplete_reason: str | None = None
     created_utc: str = ""
     cpu: dict[str, Any] = {}
@@ -205,6 +206,9 @@ class Session:
     region: Region
     kernel: Kernel
     complete: bool
+    """The recording ended in order, and nothing that its recorder knows of was lost."""
+    ended: bool
+    """The recording ended in order: its files have their ends."""
     incomplete_reason: str | None
     created_utc: str
     cpu: dict[str, Any]
@@ -221,6 +225,8 @@ class Session:
         self.region = description.region
         self.kernel = description.kernel
         self.complete = description.complete
+        # Version 0.2 and before had only one of the two.
+        self.ended = description.complete if description.ended is None else description.ended
         self.incomplete_reason = description.incomplete_reason
         self.created_utc = description.created_utc
         self.cpu = description.cpu

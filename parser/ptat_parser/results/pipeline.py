@@ -116,7 +116,7 @@ def _parse_into(
     if session.traps:
         return trap_pipeline.parse_into(directory, session, progress, counts_only=counts_only)
     channel = session.channel
-    reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.complete)
+    reader = open_bus(session, salvage=salvage, tail_may_be_cut=not session.ended)
     log = kernel_log.read_kernel_log(session.kernel_path)
     # Stores placed at their events' times say nothing about the clocks.
     entry_stores = None
@@ -127,7 +127,7 @@ def _parse_into(
         entry_stores = EntryPairs(session, log)
     found = scan_capture(reader, session.region, progress, entry_stores)
     for mark, there in (("START", found.started), ("STOP", found.stopped)):
-        if session.complete and not there:
+        if session.ended and not there:
             if not salvage:
                 raise BadInput(
                     f"{reader.path}: truncated: the capture's {mark} mark is missing",

@@ -43,11 +43,12 @@ def summary_of(
     misses = int(done.pages[page_counts.P_MISSES].sum())
     faulted = int(done.pages[page_counts.P_FAULTED].sum())
     losses, lost = _losses(found, log, placement)
+    reason = incomplete_reason(session, lost, found.sampled_one_in)
     return {
         "format": FORMAT,
         "version": VERSION,
-        "complete": session.complete and found.sampled_one_in == 1,
-        "incomplete_reason": _incomplete_reason(session, found),
+        "complete": not reason,
+        "incomplete_reason": reason,
         "sampled_one_in": found.sampled_one_in,
         "granularity_bytes": session.board.granularity_bytes,
         "levels": session.region.levels,
@@ -89,7 +90,7 @@ def summary_of(
             {"cookie": cookie, "time_ns": fitted.ns(ticks)}
             for cookie, ticks in done.rpt.user_markers
         ],
-        "warnings": _warnings(session, found, faults, fitted),
+        "warnings": _warnings(session, reason, faults, fitted),
     }
 
 
@@ -142,16 +143,21 @@ def _ns(fitted: Clock, ticks: int | None) -> int | None:
     return None if ticks is None else fitted.ns(ticks)
 
 
-def _incomplete_reason(session: Session, found: CaptureScan) -> str | None:
-    if found.sampled_one_in > 1:
-        sampled = f"1 in {found.sampled_one_in} accesses sampled"
-        return f"{session.incomplete_reason}; {sampled}" if not session.complete else sampled
-    return session.incomplete_reason
+def incomplete_reason(session: Session, lost: int, sampled_one_in: int = 1) -> str | None:
+    """Why the results lack something that happened, or None.
+
+    :param lost: accesses and events that the parser found to be lost.
+    """
+    reasons = [] if session.complete else [session.incomplete_reason or "for an unknown reason"]
+    if sampled_one_in > 1:
+        reasons.append(f"1 in {sampled_one_in} accesses sampled")
+    if lost and session.complete:
+        reasons.append(f"lost {lost:,} records or events")
+    return "; ".join(reasons) or None
 
 
-def _warnings(session: Session, found: CaptureScan, faults: bool, fitted: Clock) -> list[str]:
+def _warnings(session: Session, reason: str | None, faults: bool, fitted: Clock) -> list[str]:
     warnings = []
-    reason = _incomplete_reason(session, found)
     if reason:
         warnings.append(f"the recording is incomplete: {reason}")
     if not faults:

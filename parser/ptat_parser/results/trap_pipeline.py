@@ -34,7 +34,7 @@ from ptat_parser.order.clock import Clock
 from ptat_parser.order.first_pass import Progress
 from ptat_parser.replay import state as replay_state
 from ptat_parser.results.pages import Pages, write_pages
-from ptat_parser.results.summary import FORMAT, VERSION
+from ptat_parser.results.summary import FORMAT, VERSION, incomplete_reason
 
 RECORDS_AT_ONCE = 1 << 20
 """Records of all CPUs to process at a time."""
@@ -96,8 +96,8 @@ def read_rings(session: Session) -> list[npt.NDArray[Any]]:
     rings = []
     for ring in session.traps:
         path = session.path / ring.file
-        records = read_records(path, end_may_be_cut=not session.complete)
-        if session.complete and records.size != ring.records:
+        records = read_records(path, end_may_be_cut=not session.ended)
+        if session.ended and records.size != ring.records:
             problem = "truncated: " if records.size < ring.records else ""
             raise BadInput(
                 f"{path}: {problem}it has {records.size} of {ring.records} records",
@@ -367,6 +367,7 @@ def _summary(
     misses, faulted = pages.counts.sum(axis=0).tolist()
     lost = sum(ring.lost for ring in session.traps)
     losses = {"traps": lost, "kernel_events": log.lost_events, "kernel_seqs": log.lost_seqs}
+    reason = incomplete_reason(session, sum(losses.values()))
     recorded = set(session.kernel.events).issuperset(FAULT_EVENTS)
     markers = log.tables[
         (log.tables["kind"] == MARKER) & (log.tables["cookie"] > np.uint64(COOKIE_STOP))
@@ -374,8 +375,8 @@ def _summary(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "complete": session.complete,
-        "incomplete_reason": session.incomplete_reason,
+        "complete": not reason,
+        "incomplete_reason": reason,
         "sampled_one_in": 1,
         "granularity_bytes": session.board.granularity_bytes,
         "levels": session.region.levels,
@@ -416,7 +417,5 @@ def _summary(
             {"cookie": int(event["cookie"]), "time_ns": clock.ns(int(event["time"]))}
             for event in markers
         ],
-        "warnings": [f"the recording is incomplete: {session.incomplete_reason}"]
-        if not session.complete
-        else [],
+        "warnings": [f"the recording is incomplete: {reason}"] if reason else [],
     }

@@ -249,7 +249,7 @@ class BarBoard:
         finally:
             trace.join()
         if result.complete and trace.failure:
-            result.complete, result.reason = False, trace.failure
+            result.ended, result.reason = False, trace.failure
         result.metadata["board"] = {
             "granularity_bytes": GRANULARITY_BYTES,
             "walk_reads": "all",

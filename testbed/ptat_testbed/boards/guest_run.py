@@ -41,6 +41,9 @@ KERNEL_PARAMETERS = (
     "rcupdate.rcu_cpu_stall_timeout=300",
 )
 
+LOST = " were lost"
+"""The end of what the plugin says of losses."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -212,18 +215,21 @@ class Recording:
         except BoardError as error:
             self._discard()
             raise BoardError(self._in_words(error.message), error.hint) from error
-        if outcome.failure is None and errors:
-            outcome.failure = errors[0]
+        losses = [error for error in errors if error.endswith(LOST)]
+        failures = [error for error in errors if error not in losses]
+        if outcome.failure is None and failures:
+            outcome.failure = failures[0]
         elif outcome.failure and not outcome.interrupted:
             outcome.failure = self._in_words(outcome.failure)
         if want := kernel_messages.want_of_memory(kernel_messages.read(self._console)):
             print(f"ptat: in the guest: {want}: give it more --memory", file=sys.stderr)
         return RecordResult(
             exit_status=outcome.exit_status,
-            complete=outcome.failure is None,
+            ended=outcome.failure is None,
             reason=outcome.failure,
             interrupted=outcome.interrupted,
             metadata=self._metadata(outcome) if outcome.started and self._traced else {},
+            lost="; ".join(loss.removesuffix(LOST) for loss in losses) or None,
         )
 
     def _run(

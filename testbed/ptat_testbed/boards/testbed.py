@@ -247,7 +247,7 @@ def _second_pass(
                 gateware.capture(session, model_bus, ticks_per_ns)
             board.update(gateware.metadata())
     except PtatError as error:
-        result.complete = False
+        result.ended = False
         result.reason = f"the {what} captured nothing: {error.message}"
     if rules:
         board["contract"] = controlled.contract(rules)
