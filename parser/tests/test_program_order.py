@@ -3,10 +3,10 @@
 
 import json
 
-import controlled
 import numpy as np
 import pytest
 import synthetic
+import write_queue
 from hypothesis import given
 from hypothesis import strategies as st
 from test_merge import accesses_of, channel_of, in_two_channels
@@ -227,15 +227,15 @@ PAGES_STORED, WALKS = 100, 50
 @pytest.fixture
 def behind(tmp_path):
     """A session behind a controller, and the machine and queue that made it."""
-    made, queue = controlled.machine(PAGES_STORED, WALKS)
-    return controlled.write(made, tmp_path / "session"), made, queue
+    made, queue = write_queue.machine(PAGES_STORED, WALKS)
+    return write_queue.write(made, tmp_path / "session"), made, queue
 
 
 def test_a_session_behind_a_controller_has_all_misses(behind):
     path, made, queue = behind
     assert queue.answered
     results = parse(path)
-    assert results.summary["totals"]["misses"] == controlled.true_misses(made)
+    assert results.summary["totals"]["misses"] == write_queue.true_misses(made)
     found = results.summary["controller"]
     assert found["inferred"] == PAGES_STORED
     assert found["underfills"] == found["writes"] == sum(write for *_, write in queue.bus)
@@ -255,7 +255,7 @@ def test_memory_without_ecc_under_a_contract_with_ecc_is_named(behind):
     assert not parse(path).summary["warnings"]
     underfills = {(time - 2, line) for time, line, write in queue.bus if write}
     made.bus = [row for row in made.bus if row[:2] not in underfills]
-    (warning,) = parse(controlled.write(made, path.with_name("masked"))).summary["warnings"]
+    (warning,) = parse(write_queue.write(made, path.with_name("masked"))).summary["warnings"]
     assert "its contract is no-ecc" in warning
 
 
@@ -264,7 +264,7 @@ def test_recordings_that_are_too_long_are_refused(behind):
     made.bus.append((int(STILL_QUEUED) + 2000, synthetic.REGION_BASE + 64, 0))
     made.now = made.bus[-1][0]
     with pytest.raises(BadInput, match="longer than 35184 s"):
-        parse(controlled.write(made, path.with_name("long")))
+        parse(write_queue.write(made, path.with_name("long")))
 
 
 def test_a_session_behind_a_controller_is_sound(behind):
@@ -290,14 +290,14 @@ def test_what_does_not_add_up_behind_a_controller_is_seen(behind, change, name):
 
 
 @pytest.mark.parametrize(
-    ("contract", "markers"), [({}, "store"), ({}, "load"), (controlled.CONTRACT, "store")]
+    ("contract", "markers"), [({}, "store"), ({}, "load"), (write_queue.CONTRACT, "store")]
 )
 def test_reads_and_stores_of_the_marker_area_are_those_of_the_contract(tmp_path, contract, markers):
     """The bus has one read and one store there; which of them is wrong?"""
-    made, _ = controlled.machine(4, 0)
+    made, _ = write_queue.machine(4, 0)
     made.bus += [(made.now, synthetic.REGION_BASE, write) for write in (0, 1)]
-    made.bus = [row for row in made.bus if row[1] >= controlled.MARKERS_END or row[0] == made.now]
-    path = controlled.write(made, tmp_path / "session", contract, markers)
+    made.bus = [row for row in made.bus if row[1] >= write_queue.MARKERS_END or row[0] == made.now]
+    path = write_queue.write(made, tmp_path / "session", contract, markers)
     found = next(one for one in check(path).checks if one.name == "accesses")
     if markers == "load":
         assert (found.violations, found.first.message) == (1, checks_capture.MARKER_STORED)
@@ -329,11 +329,11 @@ def scrubbing(made, channels):
 
 @pytest.mark.parametrize("channels", [1, 2])
 def test_each_channel_is_scrubbed_by_itself(tmp_path, channels):
-    made, _ = controlled.machine(PAGES_STORED, WALKS)
+    made, _ = write_queue.machine(PAGES_STORED, WALKS)
     reads = scrubbing(made, channels)
     assert reads > 2 * channels * SCRUB_TICKS
-    contract = controlled.CONTRACT | {"scrub": True}
-    path = controlled.write(made, tmp_path / "session", contract)
+    contract = write_queue.CONTRACT | {"scrub": True}
+    path = write_queue.write(made, tmp_path / "session", contract)
     if channels == 2:
         in_two_channels(path)
     summary = parse(path).summary
@@ -343,9 +343,9 @@ def test_each_channel_is_scrubbed_by_itself(tmp_path, channels):
 
 
 def test_losses_of_a_channel_are_told_behind_a_controller(tmp_path):
-    made, _ = controlled.machine(PAGES_STORED, WALKS)
+    made, _ = write_queue.machine(PAGES_STORED, WALKS)
     made.lose(3)
-    path = controlled.write(made, tmp_path / "session")
+    path = write_queue.write(made, tmp_path / "session")
     assert parse(path).summary["losses"]["accesses"] == 3
     in_two_channels(path)
     assert parse(path).summary["losses"]["accesses"] == 0

@@ -23,7 +23,7 @@ from ptat_parser.errors import PtatError
 from ptat_parser.formats import access_log, kernel_misses
 from ptat_parser.formats.session import SNAPSHOTS_FILE
 from ptat_testbed.boards import guest_run
-from ptat_testbed.bus import controlled, controller, gateware
+from ptat_testbed.bus import controller, dimm_bus, gateware
 from ptat_testbed.bus.gateware import GatewareBus
 from ptat_testbed.guest import build, layout
 from ptat_testbed.guest.qemu import CPU, escape
@@ -231,13 +231,13 @@ def _second_pass(
     try:
         if rules:
             what = "memory controller"
-            behind = session / ("bus.controlled.raw" if gateware else "bus.0.raw")
+            behind = session / ("bus.dimm.raw" if gateware else "bus.0.raw")
             with progress("simulating the memory controller"):
                 channels = controller.ONE_CHANNEL
                 if isinstance(gateware, GatewareBus):
                     channels = gateware.queues()
-                controlled.pass_through(rules, session, model_bus, behind, region, channels)
-            model_bus, ticks_per_ns = behind, controlled.TICKS_PER_NS
+                dimm_bus.pass_through(rules, session, model_bus, behind, region, channels)
+            model_bus, ticks_per_ns = behind, dimm_bus.TICKS_PER_NS
             tick_hz = TICK_HZ * ticks_per_ns
             board["channels"] = [{"index": 0, "file": behind.name, "tick_hz": tick_hz}]
         if gateware:
@@ -250,7 +250,7 @@ def _second_pass(
         result.ended = False
         result.reason = f"the {what} captured nothing: {error.message}"
     if rules:
-        board["contract"] = controlled.contract(rules)
+        board["contract"] = dimm_bus.contract(rules)
 
 
 def _region(recording: guest_run.Recording) -> tuple[int, int]:

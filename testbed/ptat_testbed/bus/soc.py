@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """``ptat record --bus soc``: the testbed's bus, captured by a whole device that is simulated.
 
-As `gateware_bus`, it is a second pass after the guest has ended: what the plugin put on its bus
+As `gateware`, it is a second pass after the guest has ended: what the plugin put on its bus
 becomes requests to a simulated memory controller. But here the snooper is in the device, with its
 CPU and firmware, its buffer in DRAM and Ethernet, and this process is its host: the client of
 ``--board udp`` finds it at a UDP port, loads the address mapping, starts, receives and
