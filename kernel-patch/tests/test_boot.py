@@ -124,7 +124,7 @@ DETACHED = "its page tables are in memory again, tracing is off"
 
 
 def assert_goes_on(console: str, why: str) -> None:
-    """The processes went on without the region, and the kernel told so once."""
+    """The processes continued without the region, and the kernel reported it once."""
     assert "/ptat_test: exit status 0" in console
     assert [line for line in console.splitlines() if DETACHED in line] == [
         line for line in console.splitlines() if f"ptat: the region {why}: {DETACHED}" in line

@@ -26,7 +26,7 @@ from ptat_gateware.snoop.capture import ECP5_LVCMOS33_MAX_HZ, ECP5Capture
 from ptat_gateware.targets.soc import PHASES, UART_BAUD, add_snooper
 
 BOARD_CLOCK_HZ = 100_000_000
-# More than 1,024 / 1,021 of CK / 4 at DDR3-800: an access every 4 CK can be taken for ever.
+# More than 1,024 / 1,021 of CK / 4 at DDR3-800: the snooper keeps up with an access every 4 CK.
 SYS_CLOCK_HZ = 110_000_000
 DDR3_800_CK_HZ = 400_000_000
 DDR3_1333_CK_HZ = 666_666_667

@@ -5,7 +5,7 @@
       CK    ─► domain "snoop": CK / 4       domain "sys": 125 MHz      domain "ft": its 100 MHz
 
 FPGA, memory and UART are those of the SQRL Acorn CLE-215+; the FT601's pins, as the tap's, have an
-I/O standard and no location: who builds such a board gives them. To add a board, copy this file.
+I/O standard and no location; the builder of such a board adds them. To add a board, copy this file.
 """
 
 from __future__ import annotations

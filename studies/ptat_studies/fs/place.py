@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Where measurements are made: in the testbed's guest, or on this machine.
 
-In both, `ptat_studies.fs.agent` does the jobs; here is who starts it and who counts.
+In both, `ptat_studies.fs.agent` does the jobs. A place starts the agent and counts.
 """
 
 from __future__ import annotations

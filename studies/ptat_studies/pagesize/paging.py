@@ -29,7 +29,7 @@ _NEVER = -1
 _GROUP = 3
 """log2 of the words of times that the tree counts as one."""
 _NEAR_WORDS = 8
-"""So many words, from the newest back, are counted without the tree."""
+"""Number of the newest words that are counted without the tree."""
 
 
 class StackDistances:

@@ -59,9 +59,9 @@ class Controller:
     high: int = 27
     """Number of queued lines at which write major mode begins."""
     low: int = 16
-    """And ends with so many."""
+    """Number of queued lines at which it ends."""
     idle_ns: int = NEVER_NS
-    """Without a read for so long, writes go out in read major mode, down to `low`."""
+    """Time without a read after which writes go out in read major mode, down to `low`."""
     age_ns: int = NEVER_NS
     """No write waits longer."""
     others_ns: int = NEVER_NS

@@ -76,7 +76,7 @@ class Work(NamedTuple):
 
 NOW = np.dtype(
     [
-        ("commands", "<i8"),  # so many
+        ("commands", "<i8"),  # number of commands
         ("written", "<i8"),  # of them WRs
         ("queued", "<i8"),  # lines in the queue
         ("own", "<i8"),  # of them not of other traffic

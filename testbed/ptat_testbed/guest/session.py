@@ -338,5 +338,5 @@ class Guest:
         self._outcome.started = True
 
     def _output_broken(self) -> None:
-        """Who reads our output is gone: tell the command as a pipe would."""
+        """The reader of our output is gone: signal the command as a pipe would."""
         self._send(b"signal %d\n" % signal.SIGPIPE)

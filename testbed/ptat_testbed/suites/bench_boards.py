@@ -37,7 +37,7 @@ from ptat_testbed.suites.usb_guest import SERIAL, UsbBoard, usb_node, write_sour
 
 UDP_BLOCKS = 32768
 USB_BLOCKS = 16384
-"""So many that what a capture takes at its ends, some tenths of a second, hardly counts."""
+"""Enough to make the start and end of a capture, some tenths of a second, negligible."""
 RUNS = 5
 MEMORY = Path("/dev/shm")
 MB = 1_000_000

@@ -222,7 +222,7 @@ def request(row: Row, session: Path) -> RecordRequest:
 
 
 def stable(output: bytes) -> bytes:
-    """Without what differs from run to run: addresses, times, processes, and who comes first."""
+    """Without what differs from run to run: addresses, times, processes, and their order."""
     lines = re.sub(rb"0x[0-9a-f]+|\d+\.\d+|pid=\d+", b"#", output).splitlines()
     return b"\n".join(sorted(lines))
 
