@@ -121,6 +121,20 @@ def test_scrub_is_found_among_walks(rate):
     assert np.array_equal(found, is_scrub)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_round_of_scrub_may_end_before_it_reads_an_unused_line(whole):
+    """Lines 0 to 39 are in use; without a `whole` sequence of reads, these are walks."""
+    lines = np.arange(200)
+    scrub = [(line * 100, line, True) for line in lines.tolist()]
+    scrub += [
+        (20_000 + line * 100 + line % 3, line, whole) for line in range(0, 30, 1 + (not whole))
+    ]
+    walks = [(line * 400 + 7_000, line, False) for line in range(20, 30)]
+    rows = sorted(scrub + walks)
+    time, line, is_scrub = (np.array(column) for column in zip(*rows, strict=True))
+    assert np.array_equal(find_scrub(line, time, line >= 40, lines, 50), is_scrub)
+
+
 def test_without_unused_lines_nothing_is_scrub():
     nine = np.arange(9)
     assert not find_scrub(nine, nine, nine >= 0, nine, 1).any()

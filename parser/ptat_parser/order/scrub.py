@@ -14,12 +14,15 @@ import numpy.typing as npt
 from ptat_parser.order.line_times import LineTimes
 
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 SEEDS_MIN = 16
 """Fewest reads of unused lines that show a sequence."""
 GAP_MAX = 0.5
 """Relative deviation of the time between two lines that marks another round of scrub."""
+WHOLE_MIN = 0.9
+"""Fewest lines, as a fraction of those that are due, that are read in a round without seeds."""
 TOLERANCE_LINES = 8
 """Largest distance, in intervals of scrub, of a scrub read from its line's time."""
 
@@ -49,6 +52,18 @@ def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, tolerance: int) 
     reads = LineTimes(line, time)
     for part in np.split(np.arange(seed.size), np.flatnonzero(breaks) + 1):
         _claim(reads, at[part], when[part], interval, lines, tolerance, found)
+    spacing = (lines[-1] - lines[0]) / max(lines.size - 1, 1) or 1.0
+    numbers = (lines - lines[0]) / spacing
+    round_lines = numbers[-1] + 1
+    # The recording may begin or end in a round of which only lines in use were read.
+    for expected in (
+        when[0] + (numbers - numbers[at[0]] - round_lines) * interval,
+        when[-1] + (numbers - numbers[at[-1]] + round_lines) * interval,
+    ):
+        inside = np.flatnonzero((expected >= time[0]) & (expected <= time[-1]))
+        rows = _nearest(reads, inside, expected[inside], tolerance)
+        if rows.size >= WHOLE_MIN * inside.size:
+            found[rows] = True
     return found
 
 
@@ -56,6 +71,7 @@ def _claim(
     reads: LineTimes, at: I64, when: I64, interval: float, lines: I64, tolerance: int, found: Bools
 ) -> None:
     """Mark the reads of one round of scrub, which read the unused lines `at` at times `when`."""
+    began, ended = reads.time.min(), reads.time.max()
     every = np.arange(lines.size)
     expected = np.interp(every, at, when)
     # Beyond them, lines may lack: count how far it is by their numbers.
@@ -64,11 +80,18 @@ def _claim(
     beyond = np.minimum(lines - first, 0) + np.maximum(lines - last, 0)
     expected += beyond / spacing * interval
     due = np.setdiff1d(every, at)
-    time = expected[due].astype(np.int64)
+    due = due[(expected[due] >= began) & (expected[due] <= ended)]
+    found[_nearest(reads, due, expected[due], tolerance)] = True
+
+
+def _nearest(reads: LineTimes, due: I64, expected: F64, tolerance: int) -> I64:
+    """Indices of the reads of the lines `due` that are nearest to their expected times."""
+    time = expected.astype(np.int64)
     later, earlier = reads.first_from(due, time), reads.last_before(due, time)
     far = np.int64(1) << 62
     ahead = np.where(later >= 0, reads.time[later] - time, far)
     behind = np.where(earlier >= 0, time - reads.time[earlier], far)
     nearest = np.where(ahead < behind, later, earlier)
     near = np.minimum(ahead, behind) <= tolerance
-    found[reads.order[nearest[near]]] = True
+    rows: I64 = reads.order[nearest[near]]
+    return rows
