@@ -373,6 +373,10 @@ def test_losses_of_a_channel_are_told_behind_a_controller(tmp_path):
             else:
                 writer.access(*row)
         writer.mark(rows[-1][0] + 1, wire.Mark.STOP)
-    summary = parse(path).summary
+    results = parse(path)
+    summary = results.summary
     assert summary["losses"]["accesses"] == 5
     assert summary["gaps"]
+    assert summary["controller"]["misses"] is None
+    assert not validate(results).ok
+    assert "bound" not in {one.name for one in check(path).checks}

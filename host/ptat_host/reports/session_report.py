@@ -218,6 +218,8 @@ def _totals(report: dict[str, Any]) -> Table:
 def bound(report: dict[str, Any]) -> str:
     """Bounds of the true number of misses behind a memory controller."""
     misses = report["controller"]["misses"]
+    if misses is None:
+        return "unknown, as accesses or events were lost"
     return f"between {_count(misses['low'])} and {_count(misses['high'])}"
 
 

@@ -290,6 +290,8 @@ def _check_rebuilt(
     seen = reads - inferred + behind["underfills"] + behind["scrubs"] + marker_loads
     equal(name, "reads by kind", seen, "in the capture", capture.reads)
     equal(name, "WR of entries", behind["writes"], "in the capture", writes)
+    if behind["misses"] is None:
+        return
     low, high = behind["misses"]["low"], behind["misses"]["high"]
     bound = report.begin("bound", f"the true number of misses: {low:,} to {high:,}")
     if not 0 <= low <= totals["misses"] <= high:

@@ -128,7 +128,8 @@ def validate(results: Results, *, progress: Progress = no_progress) -> Validatio
     )
     if behind := summary.get("controller"):
         found.inferred = behind["inferred"]
-        found.bound = behind["misses"]["low"], behind["misses"]["high"]
+        if bound := behind["misses"]:
+            found.bound = bound["low"], bound["high"]
     unseen = _Unseen()
     if results.session.truth_path.exists():
         _compare_with_truth(results, found, unseen, progress)

@@ -76,10 +76,13 @@ class Found:
     in_doubt: int = 0
     possible: int = 0
 
-    def summary(self, misses: int) -> dict[str, Any]:
-        """`controller` of summary.json, with the bound for the true number of `misses`."""
+    def summary(self, misses: int, lost: int) -> dict[str, Any]:
+        """`controller` of summary.json, with the bound for the true number of `misses`.
+
+        There is no bound if accesses or events were `lost`.
+        """
         bound = {"low": misses - self.in_doubt, "high": misses + self.in_doubt + self.possible}
-        return asdict(self) | {"misses": bound}
+        return asdict(self) | {"misses": None if lost else bound}
 
     @property
     def warnings(self) -> list[str]:

@@ -174,7 +174,7 @@ def _parse_into(
     if behind:
         (directory / ORDERED_FILE).unlink()
     if behind and not session.board.contract.is_program_order:
-        summary["controller"] = behind.summary(summary["totals"]["misses"])
+        summary["controller"] = behind.summary(summary["totals"]["misses"], summary["lost"])
         summary["warnings"] += behind.warnings
     (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
