@@ -194,7 +194,8 @@ class TestbedBoard:
             bus = session / "bus.model.raw"
             result = _run(recording, reading, bus, GRANULARITY_BYTES, tlb)
             if not result.complete or result.exit_status:
-                raise BoardError(f"the guest could not read: {result.reason or 'see above'}")
+                why = result.incomplete_reason or "see above"
+                raise BoardError(f"the guest could not read: {why}")
             with progress("simulating the bus and its snooper"):
                 parts = gateware.observe(channels, bus, addresses, session)
         seen, coordinates = observations.pairs(addresses, parts, times)

@@ -186,7 +186,7 @@ def usb(board: Path) -> dict[str, float]:
         with stdout_to(figures_file):
             result = recording.record(recording.machine_config(base))
         if not result.complete or result.exit_status:
-            raise RuntimeError(f"the guest: {result.reason or result.exit_status}")
+            raise RuntimeError(f"the guest: {result.incomplete_reason or result.exit_status}")
         figures: dict[str, float] = json.loads(figures_file.read_text())
         return figures
 

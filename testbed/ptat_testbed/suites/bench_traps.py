@@ -54,7 +54,7 @@ def measure(*, traced: bool) -> tuple[float, int]:
             result = recording.record(recording.machine_config(region_base=None))
         printed = PRINTED.search(output.read_bytes())
         if not result.complete or not printed:
-            raise BoardError(f"gups: {result.reason or 'it did not print its time'}")
+            raise BoardError(f"gups: {result.incomplete_reason or 'it did not print its time'}")
         first, size_bytes = int(printed[1], 16), int(printed[2])
         if not traced:
             return float(printed[3]), 0

@@ -248,7 +248,7 @@ def trapped(row: Row, folder: Path) -> tuple[int | None, bytes, dict[str, Any]]:
             config, lambda machine: enable(machine, True), lambda machine: enable(machine, False)
         )
     if not result.complete:
-        raise BoardError(f"{row.name}: {result.reason}")
+        raise BoardError(f"{row.name}: {result.incomplete_reason}")
     return result.exit_status, (folder / "trapped.txt").read_bytes(), result.metadata
 
 

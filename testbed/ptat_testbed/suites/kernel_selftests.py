@@ -331,7 +331,7 @@ def _outside(categories: list[str], stress_s: int, *, traps: bool) -> int:
         with stdout_to(output):
             result = recording.record(recording.machine_config(base))
         if not result.complete or result.exit_status:
-            raise BoardError(f"the guest: {result.reason or output.read_text()[-2000:]}")
+            raise BoardError(f"the guest: {result.incomplete_reason or output.read_text()[-2000:]}")
         totals = json.loads(output.read_text().splitlines()[-1])
     seen = result.metadata["kernel"]
     totals["check_bad"] += seen["check"]["mismatches"]

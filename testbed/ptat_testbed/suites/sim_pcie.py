@@ -190,7 +190,7 @@ def record_from_here(row: Row, folder: Path) -> Recorded:
     )
     result = session_recording.record(board, request, archive=False)
     if not result.complete:
-        raise BoardError(f"{row.name}: {result.reason}")
+        raise BoardError(f"{row.name}: {result.incomplete_reason}")
     return Recorded(
         session,
         logged(log, board.base, board.region_bytes),
@@ -216,7 +216,7 @@ def run_logged(
     )
     description = guest.session / "session.json"
     if not description.exists():
-        raise BoardError(result.reason or "ptat record failed in the guest, see above")
+        raise BoardError(result.incomplete_reason or "ptat record failed in the guest, see above")
     region = json.loads(description.read_text())["region"]
     base = region["base"]
     addresses = range(base, base + region["size_bytes"])
@@ -231,7 +231,8 @@ def record_in_guest(row: Row, folder: Path) -> Recorded:
         guest = DrivenGuest(record_command(row.argv), folder, device, row.cpus)
         result, expected = run_logged(guest, device, folder)
     if result.exit_status or not result.complete:
-        raise BoardError(f"{row.name}: {result.reason or 'ptat record failed, see above'}")
+        why = result.incomplete_reason or "ptat record failed, see above"
+        raise BoardError(f"{row.name}: {why}")
     return Recorded(guest.session, expected, {})
 
 

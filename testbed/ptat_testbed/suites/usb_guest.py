@@ -437,7 +437,7 @@ def main() -> int:
         base = layout.region_in_ram(settings.region_bytes, settings.memory_bytes)
         result = recording.record(recording.machine_config(base))
         if not result.complete:
-            print(f"usb-guest: the guest: {result.reason}", file=sys.stderr)
+            print(f"usb-guest: the guest: {result.incomplete_reason}", file=sys.stderr)
         return result.exit_status if result.exit_status is not None else 2
 
 
