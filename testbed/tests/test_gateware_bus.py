@@ -159,6 +159,9 @@ def test_recordings_behind_a_memory_controller_are_inside_their_bound(tmp_path, 
     )
     verdict = json.loads(done.stdout)
     assert verdict["inferred"] > 1000
-    assert verdict["matched"] > 3000
+    # How often gups misses depends on the machine's load, but each of its 2,048 pages does; and
+    # each miss that the bus shows is one of the truth.
+    assert verdict["truth_misses"] > 2048
+    assert verdict["matched"] >= verdict["trace_misses"] - verdict["inferred"]
     assert len(verdict["memory"]) == 4
     subprocess.run([*PTAT, "check", str(session)], stdout=subprocess.DEVNULL, check=True)

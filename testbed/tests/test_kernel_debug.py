@@ -10,6 +10,8 @@ from ptat_testbed.suites import kernel_debug
 SHOWN = [
     "[    3.141592] BUG: KASAN: slab-use-after-free in lkdtm_READ_AFTER_FREE+0xbe/0x130",
     "[    3.141592][   T42] BUG: KCSAN: data-race in ptat_mark / ptat_mark",
+    "[    3.141592] BUG: KCSAN: data-race in virtqueue_get_buf_ctx / virtqueue_add_split",
+    "[    3.141592] BUG: KCSAN: data-race in ptat_ring_put+0xa1/0x1d0",
     "[    3.141592] UBSAN: array-index-out-of-bounds in drivers/misc/lkdtm/bugs.c:412:16",
     "[   13.141592] WARNING: possible circular locking dependency detected",
     "[   13.141592] WARNING: CPU: 1 PID: 42 at mm/ptat/mirror.c:80 __ptat_mirror+0x1f/0x90",
@@ -20,6 +22,7 @@ SHOWN = [
     "WARNING: lock held when returning to user space!",
 ]
 SILENT = [
+    "[    3.141592] BUG: KCSAN: data-race in virtqueue_get_buf_ctx+0x24a/0x520",
     "[    0.000000] ** This means that this is a DEBUG kernel and it is slow  **",
     "[    0.000000] ... MAX_LOCKDEP_SUBCLASSES:  8",
     "# BUG: is not a report of the kernel's",

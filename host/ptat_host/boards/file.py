@@ -85,15 +85,15 @@ class FileBoard:
             total.update(described["link"])
         metadata["board"]["link"] = dict(total)
         missing = total["missing_inside"] + total["missing_at_end"]
-        losses = [f"{missing} blocks"] if missing else []
-        if session.ended and session.incomplete_reason:
-            losses.append(session.incomplete_reason.removeprefix("lost "))
+        lost = f"{missing} blocks" if missing else None
+        if session.ended and session.incomplete_reason:  # in the recorder's words
+            lost = session.incomplete_reason.removeprefix("lost ")
         return RecordResult(
             exit_status=session.command.exit_status,
             ended=session.ended,
             reason=session.incomplete_reason if not session.ended else None,
             metadata=metadata,
-            lost=" and ".join(losses) or None,
+            lost=lost,
         )
 
     def _session(self) -> Session:

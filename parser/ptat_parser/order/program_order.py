@@ -35,13 +35,12 @@ from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import clock, markers
 from ptat_parser.order.line_times import LineTimes
 from ptat_parser.order.queue_inference import (
-    NO_READS,
-    Inferred,
     Links,
     Pages,
     Queue,
     Walks,
     infer,
+    nothing_inferred,
 )
 from ptat_parser.order.scrub import find_scrub
 from ptat_parser.order.write_windows import STILL_QUEUED, Stores, store_delay, underfills, windows
@@ -174,7 +173,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     walk = kinds.walk
     if contract.ecc:
         walk = walk & ~_underfills(kinds, stream, stores, written.until, contract, found)
-    inferred = Inferred(NO_READS, NO_READS, 0, 0, np.zeros(np.count_nonzero(walk), np.bool_))
+    inferred = nothing_inferred(int(np.count_nonzero(walk)))
     if contract.forwarding:
         queue = Queue(stores, written.until, contract.ecc)
         walks = _walks(session, kinds, stream, walk, log, placed)

@@ -154,12 +154,17 @@ class Queue:
         )
 
 
+def nothing_inferred(walks: int) -> Inferred:
+    """The result if all of this many walks are on the bus."""
+    return Inferred(NO_READS, NO_READS, 0, 0, np.zeros(walks, np.bool_))
+
+
 def infer(
     walks: Walks, queue: Queue, faults: Pages, links: Links, tick_hz: float, cpus: int
 ) -> Inferred:
     """Infer the walks that the queue answered; times are in ticks."""
     if not queue.stores.time.size:
-        return Inferred(NO_READS, NO_READS, 0, 0, np.zeros(walks.time.size, np.bool_))
+        return nothing_inferred(walks.time.size)
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
     answered, faulted = _answered_faults(walks, queue, known, tick_hz)
     others = np.ones(walks.time.size, np.bool_)

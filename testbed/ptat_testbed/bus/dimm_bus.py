@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptat_host.boards.base import BoardError
 from ptat_parser import wire
 from ptat_parser.formats import truth
-from ptat_testbed.bus import command_kinds, controller
+from ptat_testbed.bus import command_kinds, controller, plugin_stream
 from ptat_testbed.bus.command_kinds import NEVER_NS
 from ptat_testbed.bus.controller import (
     ONE_CHANNEL,
@@ -57,12 +56,13 @@ def pass_through(
     :raises BoardError: the plugin's own stream has losses.
     :raises PtatError: it is damaged.
     """
-    time_ns, address, write, stop_ns = _read(model_bus)
+    stream = plugin_stream.read(model_bus)
+    time_ns, address, write = stream.time_ns.astype(np.int64), stream.address, stream.write
     walks = truth.read(session / "truth.0.bin")
     accesses = Accesses(time_ns, address, write, _walk_of(time_ns, walks))
     commands, answers = controller.run(rules, accesses, region, channels=channels)
-    before = int(np.searchsorted(commands.time_ns, stop_ns))
-    _write(bus, commands, before, stop_ns)
+    before = int(np.searchsorted(commands.time_ns, stream.stop_ns))
+    _write(bus, commands, before, stream.stop_ns)
     walks["time"] = _times(walks, time_ns, commands, answers)
     truth.write(session / "truth.0.bin", walks[np.argsort(walks["time"], kind="stable")])
     model_bus.unlink()
@@ -79,27 +79,6 @@ def contract(rules: Controller) -> dict[str, Any]:
         "forwarding": rules.forwarding,
         "scrub": bool(rules.scrub_ns),
     }
-
-
-def _read(path: Path) -> tuple[I64, U64, npt.NDArray[np.bool_], int]:
-    """Times, addresses and stores of the plugin's stream, and when it ended."""
-    from ptat_parser.capture.reader import BusReader  # numba
-
-    times, addresses, writes = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)], []
-    stop_ns = 0
-    for chunk in BusReader(path):
-        if chunk.lost:
-            raise BoardError(f"{path}: the plugin's own stream has losses", "make room on the disk")
-        times.append(chunk.time)
-        addresses.append(chunk.address)
-        writes.append(chunk.write)
-        stop_ns = max([stop_ns, chunk.last_ticks, *(mark.time_ticks for mark in chunk.marks)])
-    return (
-        np.concatenate(times).astype(np.int64),
-        np.concatenate(addresses),
-        np.concatenate([np.empty(0, np.bool_), *writes]),
-        stop_ns,
-    )
 
 
 def _walk_of(time_ns: I64, walks: npt.NDArray[Any]) -> I64:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from ptat_host.calibration.address_functions import IDENTITY, Program
 from ptat_host.calibration.dram import ADDRESS_BITS_MAX, WINDOW_UNIT_BYTES, Window
 from ptat_host.calibration.observations import between_flushes
 from ptat_parser.formats import truth
+from ptat_testbed.bus import plugin_stream
 from ptat_testbed.bus.controller import Channels
 from ptat_testbed.bus.snooped_memory import SnoopedMemory
 
@@ -51,15 +51,6 @@ GAP_TICKS = 2 * TICKS_PER_NS
 """Between accesses, so that no two fall into one nanosecond."""
 FIRST_TICKS = 1 << 22
 """When the first access may come: after the snoopers were programmed."""
-
-
-@dataclass(frozen=True)
-class _Accesses:
-    """What the plugin put on its bus: times (ns), addresses (bytes), and which are stores."""
-
-    time_ns: U64
-    address: U64
-    write: Bools
 
 
 class Replay:
@@ -79,7 +70,7 @@ class Replay:
     ) -> None:
         self._truth_path = session / "truth.0.bin"
         self._model_bus = model_bus
-        accesses = _read(model_bus)
+        accesses = plugin_stream.read(model_bus)
         # Walks that read nothing in the region have a time, but no access.
         others = np.setdiff1d(truth.read(self._truth_path)["time"], accesses.time_ns)
         time_ns = np.concatenate([accesses.time_ns, others])
@@ -189,7 +180,7 @@ def observe(
     """
     from ptat_parser.capture.reader import BusReader
 
-    accesses = _read(model_bus)
+    accesses = plugin_stream.read(model_bus)
     lines = accesses.address // np.uint64(GRANULARITY_BYTES) * np.uint64(GRANULARITY_BYTES)
     lines[accesses.write] = 0
     starts = []
@@ -224,21 +215,6 @@ def check() -> Check:
     if path is None:
         return Check("Verilator", None, f"not found; only --bus gateware needs it: {build.HINT}")
     return Check("Verilator", True, path)
-
-
-def _read(path: Path) -> _Accesses:
-    from ptat_parser.capture.reader import (
-        BusReader,  # numba: `ptat record --help` is not to wait for it
-    )
-
-    times, addresses, writes = [], [], []
-    for chunk in BusReader(path):
-        if chunk.lost:
-            raise BoardError(f"{path}: the plugin's own stream has losses", "make room on the disk")
-        times.append(chunk.time)
-        addresses.append(chunk.address)
-        writes.append(chunk.write)
-    return _Accesses(np.concatenate(times), np.concatenate(addresses), np.concatenate(writes))
 
 
 def _stamp_offset(
