@@ -58,7 +58,10 @@ static unsigned long ring_bytes(void)
 static u64 ring_used(const struct ring *ring)
 {
 	/* Pairs with the recorder's release: it has read what may be overwritten. */
-	return ring->head - smp_load_acquire(&ring->page->tail);
+	u64 tail = smp_load_acquire(&ring->page->tail);
+
+	/* poll() asks for rings of other CPUs. */
+	return READ_ONCE(ring->head) - tail;
 }
 
 static void wake_recorder(struct irq_work *work)
@@ -124,15 +127,17 @@ void ptat_ring_wake(void)
 void ptat_ring_put(const struct ptat_trap_record *record)
 {
 	struct ring *ring = this_cpu_ptr(&rings);
+	u64 head = ring->head;
 
 	if (ring_used(ring) >= ring_records) {
 		ring->page->lost = ++ring->lost;
 		return;
 	}
-	ring->data[ring->head++ & (ring_records - 1)] = *record;
+	ring->data[head++ & (ring_records - 1)] = *record;
+	WRITE_ONCE(ring->head, head);
 	/* Pairs with the recorder's acquire: the record is there. */
-	smp_store_release(&ring->page->head, ring->head);
-	if (!(ring->head & (PTAT_RING_WAKE(ring_records) - 1)))
+	smp_store_release(&ring->page->head, head);
+	if (!(head & (PTAT_RING_WAKE(ring_records) - 1)))
 		irq_work_queue(&ring->wake);
 }
 
