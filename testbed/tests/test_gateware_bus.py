@@ -159,9 +159,11 @@ def test_recordings_behind_a_memory_controller_are_inside_their_bound(tmp_path, 
     )
     verdict = json.loads(done.stdout)
     assert verdict["inferred"] > 1000
-    # How often gups misses depends on the machine's load, but each of its 2,048 pages does; and
-    # each miss that the bus shows is one of the truth.
+    # How often gups misses depends on the machine's load, but each of its 2,048 pages does.
     assert verdict["truth_misses"] > 2048
-    assert verdict["matched"] >= verdict["trace_misses"] - verdict["inferred"]
+    # Each miss that the bus shows is one of the truth. If the host delays a vCPU between a walk and
+    # its fault event, the event may match another read.
+    seen = verdict["trace_misses"] - verdict["inferred"]
+    assert verdict["matched"] >= 0.999 * seen, verdict
     assert len(verdict["memory"]) == 4
     subprocess.run([*PTAT, "check", str(session)], stdout=subprocess.DEVNULL, check=True)
