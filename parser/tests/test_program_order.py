@@ -135,6 +135,17 @@ def test_a_round_of_scrub_may_end_before_it_reads_an_unused_line(whole):
     assert np.array_equal(find_scrub(line, time, line >= 40, lines, 50), is_scrub)
 
 
+def test_the_first_and_the_last_read_may_be_scrubs():
+    """They read lines in use, the first one later than expected, the last one sooner and later."""
+    lines = np.arange(100)
+    line = np.concatenate([lines[10:], lines, lines[:51]])
+    for jitter in (-20, 20):
+        time = np.arange(line.size) * 1000
+        time[0] += 20
+        time[-1] += jitter
+        assert find_scrub(line, time, line % 40 != 10, lines, 50).all()
+
+
 def test_without_unused_lines_nothing_is_scrub():
     nine = np.arange(9)
     assert not find_scrub(nine, nine, nine >= 0, nine, 1).any()

@@ -27,13 +27,13 @@ TOLERANCE_LINES = 8
 """Largest distance, in intervals of scrub, of a scrub read from its line's time."""
 
 
-def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, tolerance: int) -> Bools:
+def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, late: int) -> Bools:
     """Mask of the reads, which are sorted by time, that belong to scrub.
 
     :param line: index into `lines` of the line of each read.
     :param unused: mask of the reads of lines that hold nothing.
     :param lines: numbers of the channel's lines, ascending; lines without reads may be missing.
-    :param tolerance: lower limit of the tolerated delay of a read, in ticks.
+    :param late: largest delay of a scrub read behind its line's time, in ticks.
     """
     found = np.zeros(line.size, np.bool_)
     seed = np.flatnonzero(unused)
@@ -46,12 +46,14 @@ def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, tolerance: int) 
     if not next_line.size:
         return found
     interval = float(np.median(next_line))
-    tolerance = max(tolerance, int(TOLERANCE_LINES * interval))
+    tolerance = max(late, int(TOLERANCE_LINES * interval))
     due = steps * interval
     breaks = (steps < 1) | (np.abs(waits - due) > GAP_MAX * due + tolerance)
     reads = LineTimes(line, time)
     for part in np.split(np.arange(seed.size), np.flatnonzero(breaks) + 1):
-        _claim(reads, at[part], when[part], interval, lines, tolerance, found)
+        expected = _expected(at[part], when[part], interval, lines)
+        others = np.setdiff1d(np.arange(lines.size), at[part])
+        found[_due_reads(reads, others, expected[others], late, tolerance)] = True
     spacing = (lines[-1] - lines[0]) / max(lines.size - 1, 1) or 1.0
     numbers = (lines - lines[0]) / spacing
     round_lines = numbers[-1] + 1
@@ -67,25 +69,32 @@ def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, tolerance: int) 
     return found
 
 
-def _claim(
-    reads: LineTimes, at: I64, when: I64, interval: float, lines: I64, tolerance: int, found: Bools
-) -> None:
-    """Mark the reads of one round of scrub, which read the unused lines `at` at times `when`."""
-    began, ended = reads.time.min(), reads.time.max()
-    every = np.arange(lines.size)
-    expected = np.interp(every, at, when)
+def _expected(at: I64, when: I64, interval: float, lines: I64) -> F64:
+    """When scrub reads each line in the round in which it reads the lines `at` at times `when`."""
+    between = np.interp(np.arange(lines.size), at, when)
     # Beyond them, lines may lack: count how far it is by their numbers.
     first, last = lines[at[0]], lines[at[-1]]
     spacing = (last - first) / (at[-1] - at[0]) if at.size > 1 else 1.0
     beyond = np.minimum(lines - first, 0) + np.maximum(lines - last, 0)
-    expected += beyond / spacing * interval
-    due = np.setdiff1d(every, at)
-    due = due[(expected[due] >= began) & (expected[due] <= ended)]
-    found[_nearest(reads, due, expected[due], tolerance)] = True
+    expected: F64 = between + beyond / spacing * interval
+    return expected
 
 
-def _nearest(reads: LineTimes, due: I64, expected: F64, tolerance: int) -> I64:
-    """Indices of the reads of the lines `due` that are nearest to their expected times."""
+def _due_reads(reads: LineTimes, due: I64, expected: F64, late: int, tolerance: int) -> I64:
+    """Indices of the scrub reads of the lines `due` that are in the recording.
+
+    Its first and last read may be scrub's, and then not exactly at their lines' times.
+    """
+    outside = np.maximum(reads.time.min() - expected, expected - reads.time.max())
+    near = outside <= late
+    return _nearest(reads, due[near], expected[near], np.where(outside[near] > 0, late, tolerance))
+
+
+def _nearest(reads: LineTimes, due: I64, expected: F64, tolerance: I64 | int) -> I64:
+    """Indices of the reads of the lines `due` that are nearest to their expected times.
+
+    `tolerance`: largest distance from it, in ticks; of all lines or of each.
+    """
     time = expected.astype(np.int64)
     later, earlier = reads.first_from(due, time), reads.last_before(due, time)
     far = np.int64(1) << 62
