@@ -1,33 +1,34 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""How fast is the parser? Everything on one capture, side by side; ends with one line of JSON.
+"""Benchmark of the parser: measures everything on one capture and ends with one JSON line.
 
     python parser/bench.py [--records N] [--granularity G] [--keep DIR] [--rounds N]
     python parser/bench.py --session DIR [--rounds N]
 
-The capture is `capture_model`'s, of a billion records if there is room for it (see `room_for`), or
-that of a recorded session, without the joins then. It is archived, as ``ptat record`` does, and
-read from the page cache. Each figure is records per second, taken in a process of its own:
+The capture comes from `capture_model` and has a billion records, or as many as there is room for
+(see `room_for`); or it is that of a recorded session, and then there are no joins. It is archived
+as ``ptat record`` does, and read from the page cache. Each figure is records per second, measured
+in a process of its own:
 
-* streaming: a plain sum of the capture's words, as one writes it with numpy
-* bound: the least that counting by page takes: read each word, look its table up, add 1 to one of
-  its counters; no check, no time, no order
-* archive: indexing and archiving the capture (``.ptb``), when ``ptat record`` has ended
+* streaming: a plain sum of the capture's words, written with numpy
+* bound: the minimum for counting by page: read each word, look up its table, add 1 to a counter; no
+  checks, no times, no order
+* archive: indexing and archiving the capture (``.ptb``) at the end of ``ptat record``
 * counts_only: ``ptat parse --counts-only`` of the archive; counts_raw: the same of the raw capture,
   which is read twice; to_parquet: ``ptat parse`` of the archive
-* bound_workers: two of these at once, in processes that share nothing but the machine
-* numpy, duckdb, polars: from decoded reads to misses of each page, by what one would write first:
-  a lookup for each stretch between two changes of a table, or an as-of join of reads and changes
+* bound_workers: two processes of `bound` at once, which share nothing but the machine
+* workers_2: ``ptat parse --workers 2``
+* numpy, duckdb, polars: from decoded reads to misses of each page, as one would first write it: a
+  lookup for each stretch between two changes of a table, or an as-of join of reads and changes
 
-All are one core's, by the CPU time that they take, which on a machine with nothing else to do is
-the time that passes; but bound_workers and workers_2, ``ptat parse --workers 2``, are by the
-latter. `elapsed_s` has that of all. The counts of all must be the same. What ratios are
-made of is measured in rounds, one after the other in each, as a machine is faster at one time than
-at another: each figure is the median of the rounds', and so are the ratios, of which `rounds` has
-all. `start_s` is how long a Python takes from its start to the results of a capture of 100,000
-records, when what numba compiles is in its cache. `peak_mib` is the most memory of one process, of
-workers_2 that of all together, what they share counted once. `ratios` are those that have aims:
-counts of a plain sum, two workers of one; and, for comparison, two workers of two that share
-nothing. `bytes_per_record`: what is written of each read, misses and others.
+bound_workers and workers_2 are measured in elapsed time, all others in CPU time of one core, which
+is the same on an idle machine. `elapsed_s` has the elapsed time of all. All counts must agree. The
+speed of a machine varies, so the parts of the ratios are measured one after the other in each
+round, and the figures and ratios are medians of the rounds; `rounds` has all of them. `start_s` is
+the time from the start of Python to the results of 100,000 records with numba's cache filled.
+`peak_mib` is the largest memory of one process, for workers_2 of all together with shared memory
+counted once. `ratios` are those with aims (counts to the plain sum, two workers to one) and two
+workers to two processes that share nothing. `bytes_per_record`: bytes written for each read, misses
+and others.
 """
 
 from __future__ import annotations
@@ -69,34 +70,34 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 RECORDS = 1_000_000_000
-"""The size that the aims are for: with a tenth of it, what is done once is a sixth of counting."""
+"""The aims are for this size; with a tenth of it, work done once takes a sixth of the time."""
 
 RECORDS_LEAST = 1_000_000
-"""What can be measured with fewer is how long Python takes to start."""
+"""Fewer would mostly measure how long Python takes to start."""
 
 MEMORY_LEFT_BYTES = 2 << 30
 """For parsers and joins, beside a capture in the page cache."""
 
 DISK_BYTES = 20
-"""Of a record: 8 of the capture, and results of two parses at once that are being replaced."""
+"""Disk space per record: 8 bytes of the capture, and the results of two parses, old and new."""
 
 JOIN_RECORDS = 5_000_000
-"""Most reads that the joins get, because they hold several copies of all of them."""
+"""Limit for the joins, which hold several copies of all reads."""
 
 STREAM_BYTES = 1 << 20
 
 STREAM_TIMES = 4
-"""So that it takes about as long as what it is compared with."""
+"""Makes it take about as long as what it is compared with."""
 
 READ_BLOCKS = 64
-"""Blocks that the bounds read at a time."""
+"""Blocks that `bound` reads at a time."""
 
 BY_ELAPSED = ("bound_workers", "workers_2")
-"""What more than one core does."""
+"""Measured in elapsed time, because several cores do the work."""
 
 
 def streaming(path: Path) -> int:
-    """Sum a capture's words, some times; return their number."""
+    """Sum a capture's words `STREAM_TIMES` times; return the number of words."""
     buffer = np.empty(STREAM_BYTES // 8, np.uint64)
     words = total = 0
     with (path / "bus.0.raw").open("rb", buffering=0) as file:
@@ -119,7 +120,7 @@ def _count(words: U64, base: Integer, first_slots: npt.NDArray[np.uint32], count
 
 
 def bound(path: Path) -> int:
-    """Count the words of each slot, with nothing else done; return how many there are."""
+    """Count the words of each slot and do nothing else; return the number of words."""
     region = Session(path).region
     first_slots = np.arange(0, region.size_bytes // 8, 512, dtype=np.uint32)
     counts = np.zeros(region.size_bytes // 8, np.uint32)
@@ -131,7 +132,7 @@ def bound(path: Path) -> int:
 
 
 def _archived(path: Path) -> Path:
-    """The session with its capture archived, beside it."""
+    """Where the session with its capture archived is."""
     return path.with_name(f"{path.name}-archived")
 
 
@@ -174,12 +175,12 @@ def _two_processes() -> multiprocessing.pool.Pool:
 
 
 def _link_all(path: Path, copy: Path) -> None:
-    """A session once more, without results."""
+    """A copy of a session, without results."""
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns("results"), copy_function=os.link)
 
 
 def bound_workers(path: Path) -> int:
-    """Parse the session and a copy of it at once; return the number of accesses of both."""
+    """Parse the session and a copy of it in parallel; return the number of accesses of both."""
     copy = path.with_name(f"{path.name}-copy")
     _link_all(path, copy)
     try:
@@ -192,9 +193,9 @@ def bound_workers(path: Path) -> int:
 
 
 def reads_and_tables(path: Path) -> tuple[dict[str, U64], dict[str, U64]]:
-    """Reads of PTEs (time, page of the region, index), and when which page got a table of whom.
+    """Reads of PTEs (time, page of the region, index), and the links of tables to these pages.
 
-    Times are positions in the stream, which the markers tell, so that the joins need no clock.
+    Times are positions in the stream, known from the markers, so the joins need no clock.
     """
     session = Session(path)
     base, slots = np.uint64(session.region.base), session.region.marker_slots
@@ -235,7 +236,7 @@ Counts = dict[tuple[int, int], int]
 
 
 def with_numpy(reads: dict[str, U64], tables: dict[str, U64]) -> Counts:
-    """A dense table, looked up for all reads between two changes at once."""
+    """Look up all reads between two changes at once in a dense table."""
     pages = int(tables["page"].max()) + 1
     owner = np.full(pages, -1, np.int64)
     counts = np.zeros((tables["time"].size, 512), np.int64)
@@ -289,7 +290,7 @@ def with_polars(reads: dict[str, U64], tables: dict[str, U64]) -> Counts:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float, Any]:
-    """CPU seconds, seconds that passed, and the result."""
+    """CPU seconds, elapsed seconds, and the result."""
     started, cpu = time.perf_counter(), time.process_time()
     result = work()
     return time.process_time() - cpu, time.perf_counter() - started, result
@@ -343,13 +344,13 @@ def measure(what: str, path: Path) -> dict[str, Any]:
 
 
 def _peak_kib_of_all(work: Callable[[], object]) -> int:
-    """What this process and those it forks take at most together; what they share counts once."""
+    """Peak memory of this process and its children together; shared memory counts once."""
     ended = threading.Event()
 
     def watch() -> int:
         peak_kib = 0
         while not ended.wait(0.02):
-            # Of what is shared each has a part.
+            # Pss divides shared memory among the processes.
             rollups = (Path(f"/proc/{pid}/smaps_rollup") for pid in [os.getpid(), *_children()])
             peak_kib = max(peak_kib, sum(_kib(path, "Pss") for path in rollups))
         return peak_kib
@@ -362,7 +363,7 @@ def _peak_kib_of_all(work: Callable[[], object]) -> int:
 
 
 def _children() -> list[int]:
-    """Those of all threads, of which some may end meanwhile."""
+    """Child processes of all threads of this process."""
     children: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
@@ -371,7 +372,7 @@ def _children() -> list[int]:
 
 
 def _kib(path: Path, name: str) -> int:
-    """What a file of /proc says; 0 if its process has ended."""
+    """A value from a file of /proc; 0 if its process has ended."""
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():
             if line.startswith(f"{name}:"):
@@ -382,7 +383,7 @@ def _kib(path: Path, name: str) -> int:
 JOINS = ("duckdb", "polars", "numpy")
 
 ONCE = ("archive", "bound")
-"""The first makes what most others measure."""
+"""Measured once; the first makes the archive for the others."""
 
 OF_RAW = ("archive", "bound", "streaming", "counts_raw")
 
@@ -404,9 +405,9 @@ RATIOS = {
 
 
 def read_anew(path: Path) -> None:
-    """Have a file in the page cache as reading it leaves it there, not writing, or what came since.
+    """Put a file into the page cache by reading it.
 
-    In pages that a busy machine found one by one, it is read at a fraction of the speed.
+    Pages that were cached one by one while it was written are read at a fraction of the speed.
     """
     with path.open("rb", buffering=0) as file:
         os.fsync(file.fileno())
@@ -417,7 +418,7 @@ def read_anew(path: Path) -> None:
 
 
 def room_for(directory: Path) -> int:
-    """How many records, `RECORDS` at the most, page cache and disk have room for."""
+    """Number of records, at most `RECORDS`, for which page cache and disk have room."""
     available_bytes = _kib(Path("/proc/meminfo"), "MemAvailable") << 10
     in_memory = (available_bytes - MEMORY_LEFT_BYTES) * wire.BLOCK_RECORDS_MAX // wire.BLOCK_BYTES
     on_disk = shutil.disk_usage(directory).free // DISK_BYTES
@@ -437,7 +438,7 @@ def _all_there_is_room_for(directory: Path) -> int:
 
 
 def start_s(small: Path) -> float:
-    """Seconds from the start of a Python to the results of a session."""
+    """Seconds from the start of Python to the results of a session."""
     program = "import sys, pathlib, ptat_parser; ptat_parser.parse(pathlib.Path(sys.argv[1]))"
     command = [sys.executable, "-c", program, str(small)]
     _, elapsed, _ = timed(lambda: subprocess.run(command, check=True))
@@ -445,7 +446,7 @@ def start_s(small: Path) -> float:
 
 
 def run(path: Path, small: Path, joins: Sequence[str], rounds: int) -> dict[str, Any]:
-    """All figures of a session; `small` is one that is parsed in no time."""
+    """All figures of a session; `small`: a tiny session, for `start_s`."""
 
     def measured(what: str) -> dict[str, Any]:
         command = [sys.executable, __file__, "--measure", what, str(path)]
