@@ -159,10 +159,9 @@ def test_recordings_behind_a_memory_controller_are_inside_their_bound(tmp_path, 
     )
     verdict = json.loads(done.stdout)
     assert verdict["inferred"] > 1000
-    # How often gups misses depends on the machine's load, but each of its 2,048 pages does.
+    # How often gups misses depends on the machine's load, but each of its 2,048 pages does; and
+    # each miss that the bus shows is one of the truth.
     assert verdict["truth_misses"] > 2048
-    # Each miss that the bus shows is one of the truth. Of one run in a hundred, one was not.
-    seen = verdict["trace_misses"] - verdict["inferred"]
-    assert verdict["matched"] >= 0.999 * seen, verdict
+    assert verdict["matched"] >= verdict["trace_misses"] - verdict["inferred"], verdict
     assert len(verdict["memory"]) == 4
     subprocess.run([*PTAT, "check", str(session)], stdout=subprocess.DEVNULL, check=True)

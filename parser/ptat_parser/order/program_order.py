@@ -251,14 +251,14 @@ def _kinds(session: Session, stream: Stream, log: KernelLog) -> _KindsOf:
         used = np.zeros(region.size_bytes >> 12, np.bool_)
         used[_table_pages(region, log)] = True
         used[: int(marker_bytes) >> 12] = True
-        tolerance = round(SCRUB_LATE_S * session.channel.tick_hz)
+        late = round(SCRUB_LATE_S * session.channel.tick_hz)
         for of_channel in _lines_of_channels(session):
             rank = np.searchsorted(of_channel, line[reads])
             here = rank < of_channel.size
             here &= of_channel[np.minimum(rank, of_channel.size - 1)] == line[reads]
             rows = reads[here]
             scrub[rows] = find_scrub(
-                rank[here], stream.time[rows], ~used[page[here]], of_channel, tolerance
+                rank[here], stream.time[rows], ~used[page[here]], of_channel, late
             )
     marker = in_markers & ~scrub & (stream.write == (region.markers == "store"))
     write = stream.write & ~in_markers
