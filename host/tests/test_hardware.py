@@ -230,7 +230,9 @@ def requests(monkeypatch) -> list[RecordRequest]:
     return made
 
 
-@pytest.mark.parametrize(("name", "ecc"), [("ecc", True), ("no-ecc", False)])
+@pytest.mark.parametrize(
+    ("name", "ecc"), [("ecc", True), ("ecc-no-scrub", True), ("no-ecc", False)]
+)
 def test_behind_a_memory_controller_markers_are_loads(boards, requests, name, ecc):
     status, found = record(boards([]), "--contract", name)
     assert status == 0

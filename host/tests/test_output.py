@@ -54,7 +54,7 @@ def test_report_of_a_session_behind_a_memory_controller(session, capsys):
     expect("report-controller.txt", text)
     assert max(map(len, text.splitlines())) <= 200
     assert main(["report", "--json", str(session)]) == 0
-    assert json.loads(capsys.readouterr().out)["controller"]["misses"] == {"low": 105, "high": 114}
+    assert json.loads(capsys.readouterr().out)["controller"]["misses"] == {"low": 102, "high": 114}
 
 
 def test_report_as_json(session, capsys):

@@ -26,7 +26,7 @@ from ptat_parser.order.queue_inference import (
     Walks,
     infer,
 )
-from ptat_parser.order.scrub import find_scrub
+from ptat_parser.order.scrub import find_scrub, most_unseen
 from ptat_parser.order.write_windows import (
     STILL_QUEUED,
     Stores,
@@ -148,7 +148,18 @@ def test_the_first_and_the_last_read_may_be_scrubs():
 
 def test_without_unused_lines_nothing_is_scrub():
     nine = np.arange(9)
-    assert not find_scrub(nine, nine, nine >= 0, nine, 1).any()
+    assert find_scrub(nine, nine, nine >= 0, nine, 1) is None
+
+
+@given(st.sets(st.integers(0, 30)), st.lists(st.integers(0, 30), max_size=60), st.integers(1, 5))
+def test_unseen_scrub_reads_no_more_than_a_run_of_tables(tables, lines, gap):
+    """Against runs found one page at a time; a page has as many lines as `lines` names it."""
+    most, run, unused = 0, 0, 0
+    for page in range(31):
+        run, unused = (run + lines.count(page), 0) if page in tables else (run, unused + 1)
+        run *= unused < gap
+        most = max(most, run)
+    assert most_unseen(integers(*lines), integers(*sorted(tables)), gap) == most
 
 
 def inferred(walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS):
@@ -364,6 +375,27 @@ def test_each_channel_is_scrubbed_by_itself(tmp_path, channels):
     summary = parse(path).summary
     assert summary["controller"]["scrubs"] == reads
     assert summary["totals"]["misses"] == PAGES_STORED + WALKS
+    assert check(path).ok
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_scrub_that_reads_nothing_but_tables_is_inside_the_bound(tmp_path, channels):
+    made, _ = write_queue.machine(PAGES_STORED, WALKS)
+    true_misses = write_queue.true_misses(made)
+    lines = {address & -64 for _, address, _ in made.bus if address >= write_queue.MARKERS_END}
+    tables = sorted(lines)[: len(lines) // 2]
+    written = made.now - WALKS * 1000
+    scrub = [(written + i * SCRUB_TICKS, line, 0) for i, line in enumerate(tables)]
+    made.bus = sorted(made.bus + scrub)
+    path = write_queue.write(made, tmp_path / "session", write_queue.CONTRACT | {"scrub": True})
+    if channels == 2:
+        in_two_channels(path)
+    summary = parse(path).summary
+    behind = summary["controller"]
+    assert behind["scrubs"] == 0
+    assert len(tables) <= behind["possible_scrubs"] <= len(lines)
+    assert true_misses < summary["totals"]["misses"] <= true_misses + len(tables)
+    assert behind["misses"]["low"] <= true_misses <= behind["misses"]["high"]
     assert check(path).ok
 
 

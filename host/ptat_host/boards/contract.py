@@ -22,12 +22,13 @@ CONTRACTS: Mapping[str, dict[str, Any]] = {
     "program": {"order": "program"},
     "no-ecc": {"order": "controller", "ecc": False, "forwarding": True, "scrub": False},
     "ecc": {"order": "controller", "ecc": True, "forwarding": True, "scrub": True},
+    "ecc-no-scrub": {"order": "controller", "ecc": True, "forwarding": True, "scrub": False},
 }
 """Contracts by the names for users."""
 DEFAULT = "program"
 ABOUT = Option(
-    f"what is between the CPUs and this bus: {', '.join(CONTRACTS)}; ecc or no-ecc on the DIMMs of"
-    " a CPU with a memory controller, program where accesses come in order",
+    f"what is between the CPUs and this bus: {', '.join(CONTRACTS)}; ecc, ecc-no-scrub or"
+    " no-ecc on the DIMMs of a CPU with a memory controller, program where accesses come in order",
     f"what the file of --mapping says, else {DEFAULT}",
 )
 EDAC = Path("/sys/devices/system/edac/mc")

@@ -43,7 +43,7 @@ class _File(msgspec.Struct, frozen=True):
     region: _Region
     channels: Annotated[list[_Channel], msgspec.Meta(min_length=1)]
     mirror: Annotated[int, msgspec.Meta(ge=0, lt=1 << protocol.RANKS_MAX)] = 0
-    contract: Literal["program", "no-ecc", "ecc"] | None = None
+    contract: Literal["program", "no-ecc", "ecc", "ecc-no-scrub"] | None = None
 
 
 def content(

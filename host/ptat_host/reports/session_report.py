@@ -225,13 +225,13 @@ def bound(report: dict[str, Any]) -> str:
 
 def hidden(report: dict[str, Any]) -> str:
     """The bounds and their reasons: reads that a memory controller hid, and reads that it added."""
-    kinds = ("inferred", "possible", "in_doubt", "underfills", "scrubs")
-    inferred, possible, in_doubt, underfills, scrubs = (
+    kinds = ("inferred", "possible", "in_doubt", "possible_scrubs", "underfills", "scrubs")
+    inferred, possible, in_doubt, possible_scrubs, underfills, scrubs = (
         _count(report["controller"][kind]) for kind in kinds
     )
     return (
-        f"{bound(report)}: behind a memory controller, {inferred} are inferred and {possible} more"
-        f" may be unseen; {in_doubt} reads could not be told apart; left out:"
+        f"{bound(report)}: behind a memory controller, {inferred} are inferred, {possible} more may"
+        f" be unseen, {in_doubt} are in doubt, {possible_scrubs} may be scrub reads; left out:"
         f" {underfills} underfill and {scrubs} scrub reads"
     )
 

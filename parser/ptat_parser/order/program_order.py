@@ -42,7 +42,7 @@ from ptat_parser.order.queue_inference import (
     infer,
     nothing_inferred,
 )
-from ptat_parser.order.scrub import find_scrub
+from ptat_parser.order.scrub import find_scrub, most_unseen
 from ptat_parser.order.write_windows import STILL_QUEUED, Stores, store_delay, underfills, windows
 
 U64 = npt.NDArray[np.uint64]
@@ -69,6 +69,7 @@ class Found:
     underfills: int = 0
     writes_without_underfill: int = 0
     scrubs: int = 0
+    possible_scrubs: int = 0
     inferred: int = 0
     inferred_faults: int = 0
     ptes_answered: int = 0
@@ -80,7 +81,8 @@ class Found:
 
         There is no bound if accesses or events were `lost`.
         """
-        bound = {"low": misses - self.in_doubt, "high": misses + self.in_doubt + self.possible}
+        low = max(misses - self.in_doubt - self.possible_scrubs, 0)
+        bound = {"low": low, "high": misses + self.in_doubt + self.possible}
         return asdict(self) | {"misses": None if lost else bound}
 
     @property
@@ -151,7 +153,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
         )
     found = Found()
     kinds = _kinds(session, stream, log)
-    found.scrubs = int(np.count_nonzero(kinds.scrub))
+    found.scrubs, found.possible_scrubs = int(np.count_nonzero(kinds.scrub)), kinds.possible_scrubs
     marker_rows = np.flatnonzero(kinds.marker)
     marker = Marks(stream.time[marker_rows], stream.address[marker_rows])
     if contract.is_program_order:
@@ -235,45 +237,60 @@ class _KindsOf(NamedTuple):
     marker: Bools
     write: Bools
     walk: Bools
+    possible_scrubs: int
+    """How many of the walks may be scrub's."""
 
 
 def _kinds(session: Session, stream: Stream, log: KernelLog) -> _KindsOf:
-    region, contract = session.region, session.board.contract
+    region = session.region
     offset = stream.address - np.uint64(region.base)
     inside = offset < np.uint64(region.size_bytes)
-    line = (stream.address // np.uint64(LINE_BYTES)).astype(np.int64)
-    marker_bytes = np.uint64(region.marker_slots * region.marker_stride_bytes)
-    in_markers = inside & (offset < marker_bytes)
-    reads = np.flatnonzero(inside & ~stream.write)
-    scrub = np.zeros(stream.time.size, np.bool_)
-    if contract.scrub:
-        page = (offset[reads] >> np.uint64(12)).astype(np.int64)
-        used = np.zeros(region.size_bytes >> 12, np.bool_)
-        used[_table_pages(region, log)] = True
-        used[: int(marker_bytes) >> 12] = True
-        late = round(SCRUB_LATE_S * session.channel.tick_hz)
-        for of_channel in _lines_of_channels(session):
-            rank = np.searchsorted(of_channel, line[reads])
-            here = rank < of_channel.size
-            here &= of_channel[np.minimum(rank, of_channel.size - 1)] == line[reads]
-            rows = reads[here]
-            scrub[rows] = find_scrub(
-                rank[here], stream.time[rows], ~used[page[here]], of_channel, late
-            )
+    in_markers = inside & (offset < np.uint64(region.marker_slots * region.marker_stride_bytes))
+    scrub, possible = np.zeros(stream.time.size, np.bool_), 0
+    if session.board.contract.scrub:
+        reads = np.flatnonzero(inside & ~stream.write)
+        scrub[reads], possible = _scrubs(session, stream.time[reads], offset[reads], log)
     marker = in_markers & ~scrub & (stream.write == (region.markers == "store"))
     write = stream.write & ~in_markers
-    return _KindsOf(line, scrub, marker, write, ~stream.write & ~scrub & ~marker)
+    walk = ~stream.write & ~scrub & ~marker
+    line = (stream.address // np.uint64(LINE_BYTES)).astype(np.int64)
+    return _KindsOf(line, scrub, marker, write, walk, possible)
+
+
+def _scrubs(session: Session, time: I64, offset: U64, log: KernelLog) -> tuple[Bools, int]:
+    """Which reads at these offsets in the region are scrub's, and how many others may be."""
+    region = session.region
+    line = (offset // np.uint64(LINE_BYTES)).astype(np.int64)
+    page = (offset >> np.uint64(12)).astype(np.int64)
+    tables = _table_pages(region, log)
+    used = np.zeros(region.size_bytes >> 12, np.bool_)
+    used[tables] = True
+    used[: region.marker_slots * region.marker_stride_bytes >> 12] = True
+    late = round(SCRUB_LATE_S * session.channel.tick_hz)
+    # So many adjacent pages have lines of each channel, in whatever order they interleave.
+    interleaved = 2 * len(session.board.channels) - 1
+    scrub, possible = np.zeros(line.size, np.bool_), 0
+    for of_channel in _lines_of_channels(session):
+        place = np.searchsorted(of_channel, line)
+        place = np.minimum(place, of_channel.size - 1)
+        rows = np.flatnonzero(of_channel[place] == line)
+        found = find_scrub(place[rows], time[rows], ~used[page[rows]], of_channel, late)
+        if found is None:
+            possible += most_unseen(np.unique(line[rows]) * LINE_BYTES >> 12, tables, interleaved)
+        else:
+            scrub[rows] = found
+    return scrub, possible
 
 
 def _lines_of_channels(session: Session) -> list[I64]:
-    """The lines of the region that each channel has, ascending: it scrubs them one by one.
+    """The lines of each channel, from the region's first, ascending: it scrubs them one by one.
 
     Of several channels, those that were accessed.
     """
     region, channels = session.region, session.board.channels
-    first = region.base // LINE_BYTES
+    first, size = region.base // LINE_BYTES, region.size_bytes // LINE_BYTES
     if len(channels) == 1:
-        return [np.arange(first, first + region.size_bytes // LINE_BYTES)]
+        return [np.arange(size)]
     found = []
     for channel in channels:
         # Damage was reported when all of them were read.
@@ -282,7 +299,7 @@ def _lines_of_channels(session: Session) -> list[I64]:
         )
         parts = [np.unique(chunk.address // np.uint64(LINE_BYTES)) for chunk in reader]
         lines = np.unique(np.concatenate([np.empty(0, np.uint64), *parts])).astype(np.int64)
-        found.append(lines[(lines >= first) & (lines < first + region.size_bytes // LINE_BYTES)])
+        found.append(lines[(lines >= first) & (lines < first + size)] - first)
     return [lines for lines in found if lines.size]
 
 

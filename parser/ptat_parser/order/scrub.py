@@ -3,7 +3,7 @@
 
 Only scrub reads lines that hold neither a table nor a marker. From these reads follows the time at
 which scrub reads every other line of the region; the read of a line nearest to that time is
-scrub's.
+scrub's. Without such reads, scrub can only have read tables that are next to each other.
 """
 
 from __future__ import annotations
@@ -27,24 +27,21 @@ TOLERANCE_LINES = 8
 """Largest distance, in intervals of scrub, of a scrub read from its line's time."""
 
 
-def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, late: int) -> Bools:
-    """Mask of the reads, which are sorted by time, that belong to scrub.
+def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, late: int) -> Bools | None:
+    """Mask of the reads, which are sorted by time, that belong to scrub; None: cannot be told.
 
     :param line: index into `lines` of the line of each read.
     :param unused: mask of the reads of lines that hold nothing.
     :param lines: numbers of the channel's lines, ascending; lines without reads may be missing.
     :param late: largest delay of a scrub read behind its line's time, in ticks.
     """
-    found = np.zeros(line.size, np.bool_)
     seed = np.flatnonzero(unused)
-    if seed.size < SEEDS_MIN:
-        return found
-    found[seed] = True
     at, when = line[seed], time[seed]
     steps, waits = np.diff(at), np.diff(when)
     next_line = waits[steps == 1]
-    if not next_line.size:
-        return found
+    if seed.size < SEEDS_MIN or not next_line.size:
+        return None
+    found = unused.copy()
     interval = float(np.median(next_line))
     tolerance = max(late, int(TOLERANCE_LINES * interval))
     due = steps * interval
@@ -67,6 +64,26 @@ def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, late: int) -> Bo
         if rows.size >= WHOLE_MIN * inside.size:
             found[rows] = True
     return found
+
+
+def most_unseen(line_page: I64, table_pages: I64, gap_pages: int) -> int:
+    """The most reads that scrub can have made of tables if it made none that shows it.
+
+    It has read each line once, and within one run of pages that hold tables: between two runs it
+    would have read unused lines.
+
+    :param line_page: the page of each line that was read.
+    :param table_pages: pages that hold tables, ascending.
+    :param gap_pages: unused pages that are sure to have lines of the channel.
+    """
+    if not table_pages.size:
+        return 0
+    begins = np.diff(table_pages, prepend=-gap_pages - 1) > gap_pages
+    run = np.cumsum(begins) - 1
+    row = np.searchsorted(table_pages, line_page)
+    row = np.minimum(row, table_pages.size - 1)
+    in_table = table_pages[row] == line_page
+    return int(np.bincount(run[row[in_table]]).max(initial=0))
 
 
 def _expected(at: I64, when: I64, interval: float, lines: I64) -> F64:

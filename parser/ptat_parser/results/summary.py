@@ -25,7 +25,7 @@ I64 = npt.NDArray[np.int64]
 
 FORMAT = "ptat-results"
 
-VERSION = 6
+VERSION = 7
 
 
 def summary_of(
