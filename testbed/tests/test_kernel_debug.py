@@ -13,6 +13,7 @@ SHOWN = [
     "[    3.141592] BUG: KCSAN: data-race in virtqueue_get_buf_ctx / virtqueue_add_split",
     "[    3.141592] BUG: KCSAN: data-race in ptat_ring_put+0xa1/0x1d0",
     "[    3.141592] UBSAN: array-index-out-of-bounds in drivers/misc/lkdtm/bugs.c:412:16",
+    "[   13.818257] [ BUG: Invalid wait context ]",
     "[   13.141592] WARNING: possible circular locking dependency detected",
     "[   13.141592] WARNING: CPU: 1 PID: 42 at mm/ptat/mirror.c:80 __ptat_mirror+0x1f/0x90",
     "[   13.141592] BUG: Bad page state in process ptat_test  pfn:0f00f",
