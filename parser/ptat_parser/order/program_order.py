@@ -267,7 +267,7 @@ def _scrubs(session: Session, time: I64, offset: U64, log: KernelLog) -> tuple[B
     used[tables] = True
     used[: region.marker_slots * region.marker_stride_bytes >> 12] = True
     late = round(SCRUB_LATE_S * session.channel.tick_hz)
-    # So many adjacent pages have lines of each channel, in whatever order they interleave.
+    # Any run of that many pages has lines of every channel: interleaving goes by pages at most.
     interleaved = 2 * len(session.board.channels) - 1
     scrub, possible = np.zeros(line.size, np.bool_), 0
     for of_channel in _lines_of_channels(session):
