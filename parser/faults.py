@@ -27,6 +27,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ MACHINES: tuple[dict[str, Any], ...] = (
     {"granularity": 8, "untraced": 0.2, "region_pages": 40},
 )
 STEPS = 400
+
+DELTA_MAX = (1 << wire.EVENT_DELTA_BITS) - 1
+"""Ticks that a LOST record can hold; beyond it, a TIME record precedes it."""
 
 TIME_ERROR_MAX_NS = 2_000
 """A clock fitted to fewer markers may differ by this much."""
@@ -406,10 +410,22 @@ def lose_accesses(machine: synthetic.Machine, choose: random.Random) -> None:
     """The capture overflows, and says so."""
     for _ in range(choose.randrange(1, 4)):
         first = choose.randrange(1, len(machine.bus) - 40)
-        lost = machine.bus[first : first + choose.randrange(1, 40)]
-        if any(row[1] is None for row in lost):
-            continue
-        machine.bus[first : first + len(lost)] = [(lost[-1][0], None, len(lost))]
+        lose_run(machine, first, first + choose.randrange(1, 40))
+
+
+def lose_before_pause(machine: synthetic.Machine, choose: random.Random) -> None:
+    """The capture overflows, and says so after a pause too long for a LOST record's ticks."""
+    ticks = [row[0] for row in machine.bus]
+    ends = [i + 1 for i, (a, b) in enumerate(pairwise(ticks)) if b - a > DELTA_MAX]
+    if ends:
+        end = choose.choice(ends)
+        lose_run(machine, max(end - choose.randrange(1, 100), 1), end)
+
+
+def lose_run(machine: synthetic.Machine, first: int, end: int) -> None:
+    """Lose the accesses ``[first, end)``; the LOST record comes just before the next access."""
+    if all(address is not None for _, address, _ in machine.bus[first:end]):
+        machine.bus[first:end] = [(machine.bus[end][0] - 1, None, end - first)]
 
 
 def lose_marker(machine: synthetic.Machine, choose: random.Random) -> None:
@@ -481,6 +497,7 @@ FAULTS = (
     Fault("block of another version", on_blocks(other_version_block)),
     Fault("block of another version, salvaged", on_blocks(other_version_block), salvage=True),
     Fault("accesses lost and counted", machine=lose_accesses),
+    Fault("accesses lost before a pause", machine=lose_before_pause),
     Fault("marker store lost, not counted", machine=lose_marker),
     Fault("marker store duplicated", machine=double_marker),
     Fault("any kernel events lost", machine=lose_events(ANY_EVENT)),

@@ -202,10 +202,11 @@ def test_one_of_other_chunks_is_left_out(session, monkeypatch):
     parse(path)
 
 
-def test_one_of_a_later_version_is_left_out(session):
+@pytest.mark.parametrize("later", [-1, 1])
+def test_one_of_another_version_is_left_out(session, later):
     path = session(steps=600)
     index = bytearray(BusReader(path / "bus.0.raw").stored_index())
-    index[8] += 1
+    index[8] += later
     archived(path, bytes(index))
     assert not BusReader(path / "bus.0.ptb").index
     parse(path)

@@ -122,6 +122,23 @@ def test_round_trip(tmp_path_factory, records, repeat, start):
         np.testing.assert_array_equal(got, column % WRAP if i == 0 else column)
 
 
+@settings(max_examples=60)
+@given(records=RECORDS.filter(bool), repeat=st.sampled_from([1, 80]))
+def test_a_loss_begins_at_the_record_before(tmp_path_factory, records, repeat):
+    """Wherever blocks end, and whether or not a TIME record comes between."""
+    path = tmp_path_factory.mktemp("bus") / "bus.raw"
+    data, expected = encode(records, repeat)
+    path.write_bytes(data)
+    reader = BusReader(path)
+    reader.chunk_blocks = 1
+    before = [0, *(ticks for _, ticks, *_ in expected)]
+    assert [(lost.since_ticks, lost.time_ticks) for chunk in reader for lost in chunk.lost] == [
+        (since, ticks)
+        for since, (kind, ticks, *_) in zip(before, expected, strict=False)
+        if kind == "lost"
+    ]
+
+
 def test_chunks_join(tmp_path):
     records = [("access", 1 << 22, 8 * i, False) for i in range(3000)]
     data, expected = encode(records)

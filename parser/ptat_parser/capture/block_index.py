@@ -37,7 +37,8 @@ U64 = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.void]
 
 MAGIC = b"PTAT-IDX"
-VERSION = 1
+VERSION = 2
+"""Indexes of version 1 let losses begin at a TIME record; they are ignored."""
 
 HEADER = np.dtype(
     [

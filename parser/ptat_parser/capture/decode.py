@@ -115,7 +115,7 @@ SEQ_MASK = (1 << wire.HEADER_SEQ_BITS) - 1
 (
     NEXT_SEQ,  # the sequence number expected next, -1 before the first block
     MISSING_BLOCKS,  # damaged blocks since the last good one
-    LAST_TICKS,  # time of the last record
+    LAST_TICKS,  # time of the last record other than TIME
 ) = range(3)
 
 
@@ -127,7 +127,7 @@ OTHERS, READS, WRITES = range(3)
 def _is_good(words: U64, crc: Integer, kind: Integer, seq: Integer, last: Integer) -> bool:
     """Whether a block agrees with its header and check word, and may follow the previous block.
 
-    `seq`: expected sequence number, or -1 for any; `last`: time of the last record.
+    `seq`: expected sequence number, or -1 for any; `last`: the state's `LAST_TICKS`.
     """
     header, check = words[WORD_HEADER], words[WORD_CHECK]
     return bool(
@@ -255,7 +255,7 @@ def decode_blocks(
             others[m, 0], others[m, 1], others[m, 2] = n, last, now
             others[m, 3], others[m, 4] = 0, missing
             m += 1
-        end_n, end_m, end_ticks = _decode_records(words[b], count, n, m, now, into)
+        end_n, end_m, end_ticks = _decode_records(words[b], count, n, m, (last, now), into)
         if end_n < 0:
             m = first_other
             state[MISSING_BLOCKS] += 1
@@ -270,14 +270,21 @@ def decode_blocks(
 
 @inner
 def _decode_records(
-    block: U64, count: Integer, n: Integer, m: Integer, now: Integer, into: Decoded
+    block: U64,
+    count: Integer,
+    n: Integer,
+    m: Integer,
+    times: tuple[Integer, Integer],
+    into: Decoded,
 ) -> tuple[Integer, Integer, Integer]:
-    """Decode the records of a block, whose time is `now`.
+    """Decode the records of a block; `times`: the state's `LAST_TICKS` and the block's time.
 
     Writes accesses to the rows from `n` on, and other records to the rows of `others` from `m` on.
-    Returns the next free row of each, and the time of the last record. The first is -1 if a word is
-    not a record.
+    Returns the next free row of each, and the new `LAST_TICKS`. The first is -1 if a word is not a
+    record. A TIME record may be written just before a LOST record, so accesses may have been lost
+    before it: a loss began at the last record of another kind.
     """
+    last, now = times
     _, time, address, write, others = into
     end: Integer = WORD_FIRST_RECORD + count
     valid = True
@@ -290,18 +297,20 @@ def _decode_records(
             address[n] = (word & ACCESS_ADDRESS_MASK) << ADDRESS_UNIT_SHIFT
             write[n] = word >> ACCESS_WRITE_SHIFT & ONE
             n += 1
+            last = now
         elif tag == TAG_TIME:
             ahead = (word - now) & TIME_MASK
             valid &= ahead < AHEAD_MAX
             now += ahead
         elif tag in (TAG_LOST, TAG_MARK):
-            others[m, 0], others[m, 1] = n, now
+            others[m, 0], others[m, 1] = n, last
             now += word >> EVENT_DELTA_SHIFT & EVENT_DELTA_MASK
             others[m, 2], others[m, 3], others[m, 4] = now, tag, word & EVENT_VALUE_MASK
             m += 1
+            last = now
         else:
             valid = False
     padding = np.uint64(0)
     for j in range(end, WORD_CHECK):
         padding |= block[j]
-    return n if valid and padding == 0 else -1, m, now
+    return n if valid and padding == 0 else -1, m, last

@@ -55,7 +55,7 @@ class BlockWriter:
         )
 
     def lost(self, time_ticks: int, count: int) -> None:
-        """Append a LOST record: `count` accesses were lost since the previous record."""
+        """Append a LOST record: `count` accesses were lost since the last access or other event."""
         delta = self._advance(time_ticks, _EVENT_DELTA_MAX)
         self._words.append(
             wire.Tag.LOST << wire.TAG_SHIFT | delta << wire.EVENT_DELTA_SHIFT | count

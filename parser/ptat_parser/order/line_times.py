@@ -8,21 +8,18 @@ import numpy.typing as npt
 
 I64 = npt.NDArray[np.int64]
 
-_TIME_BITS = 46
-_TIME_MASK = (1 << _TIME_BITS) - 1
-
 
 class LineTimes:
-    """Accesses sorted by line, then time; `order` are their indices in the given arrays.
-
-    Times are less than 2^46 ticks; the times of lookups may be larger.
-    """
+    """Accesses sorted by line, then time; `order` are their indices in the given arrays."""
 
     def __init__(self, line: I64, time: I64) -> None:
-        self._lines = np.unique(line)
-        key = np.searchsorted(self._lines, line) << _TIME_BITS | time
+        self._lines, row = np.unique(line, return_inverse=True)
+        self._times, rank = np.unique(time, return_inverse=True)
+        # Ranks instead of the times themselves, as lines and times do not fit into one integer.
+        key = row * (self._times.size + 1) + rank
         self.order = np.argsort(key, kind="stable")
         self._keys = key[self.order]
+        self._row = row[self.order]
         self.size = self._keys.size
         self.time = time[self.order]
 
@@ -37,11 +34,9 @@ class LineTimes:
     def _place(self, line: I64, time: I64, step: int) -> I64:
         if not self.size:
             return np.full(line.size, -1, np.int64)
-        rank = np.searchsorted(self._lines, line)
-        inside = np.minimum(rank, self._lines.size - 1)
-        known = self._lines[inside] == line
-        key = inside << _TIME_BITS | np.clip(time, 0, _TIME_MASK)
+        row = np.minimum(np.searchsorted(self._lines, line), self._lines.size - 1)
+        key = row * (self._times.size + 1) + np.searchsorted(self._times, time)
         place = np.searchsorted(self._keys, key) + step
         there = np.clip(place, 0, self.size - 1)
-        right = known & (place == there) & (self._keys[there] >> _TIME_BITS == inside)
+        right = (self._lines[row] == line) & (place == there) & (self._row[there] == row)
         return np.where(right, there, -1)

@@ -29,7 +29,7 @@ from ptat_parser.capture.merge import Reader
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.errors import BadInput
-from ptat_parser.formats.session import Contract, Region, Session
+from ptat_parser.formats.session import Contract, Session
 from ptat_parser.kernel import tracepoints
 from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import clock, markers
@@ -43,6 +43,7 @@ from ptat_parser.order.queue_inference import (
     nothing_inferred,
 )
 from ptat_parser.order.scrub import find_scrub, most_unseen
+from ptat_parser.order.table_lifetimes import lifetimes, table_pages, ticks_of_events
 from ptat_parser.order.write_windows import STILL_QUEUED, Stores, store_delay, underfills, windows
 
 U64 = npt.NDArray[np.uint64]
@@ -261,11 +262,8 @@ def _scrubs(session: Session, time: I64, offset: U64, log: KernelLog) -> tuple[B
     """Which reads at these offsets in the region are scrub's, and how many others may be."""
     region = session.region
     line = (offset // np.uint64(LINE_BYTES)).astype(np.int64)
-    page = (offset >> np.uint64(12)).astype(np.int64)
-    tables = _table_pages(region, log)
-    used = np.zeros(region.size_bytes >> 12, np.bool_)
-    used[tables] = True
-    used[: region.marker_slots * region.marker_stride_bytes >> 12] = True
+    tables = table_pages(log, region)
+    unused = _unused(session, line, time, log)
     late = round(SCRUB_LATE_S * session.channel.tick_hz)
     # Any run of that many pages has lines of every channel: interleaving goes by pages at most.
     interleaved = 2 * len(session.board.channels) - 1
@@ -274,12 +272,25 @@ def _scrubs(session: Session, time: I64, offset: U64, log: KernelLog) -> tuple[B
         place = np.searchsorted(of_channel, line)
         place = np.minimum(place, of_channel.size - 1)
         rows = np.flatnonzero(of_channel[place] == line)
-        found = find_scrub(place[rows], time[rows], ~used[page[rows]], of_channel, late)
+        found = find_scrub(place[rows], time[rows], unused[rows], of_channel, late)
         if found is None:
             possible += most_unseen(np.unique(line[rows]) * LINE_BYTES >> 12, tables, interleaved)
         else:
             scrub[rows] = found
     return scrub, possible
+
+
+def _unused(session: Session, line: I64, time: I64, log: KernelLog) -> Bools:
+    """Mask of the reads of lines that are neither markers nor, at that time, of tables."""
+    region, tick_hz = session.region, session.channel.tick_hz
+    page = line * LINE_BYTES >> 12
+    slot = line * LINE_BYTES // region.marker_stride_bytes
+    in_markers = slot < region.marker_slots
+    marker_reads = LineTimes(slot[in_markers], time[in_markers])
+    ticks = ticks_of_events(log, marker_reads, region.marker_slots, tick_hz, session.kernel.tsc_hz)
+    if ticks is None:
+        return ~in_markers & ~np.isin(page, table_pages(log, region))
+    return ~in_markers & ~lifetimes(log, region, ticks).hold(page, time, tick_hz)
 
 
 def _lines_of_channels(session: Session) -> list[I64]:
@@ -301,15 +312,6 @@ def _lines_of_channels(session: Session) -> list[I64]:
         lines = np.unique(np.concatenate([np.empty(0, np.uint64), *parts])).astype(np.int64)
         found.append(lines[(lines >= first) & (lines < first + size)] - first)
     return [lines for lines in found if lines.size]
-
-
-def _table_pages(region: Region, log: KernelLog) -> I64:
-    """Pages of the region that ever hold a table."""
-    addresses = np.concatenate([log.tables["pa"], log.tables["slot_pa"]])
-    offset = addresses - np.uint64(region.base)
-    return np.unique(offset[offset < np.uint64(region.size_bytes)] >> np.uint64(12)).astype(
-        np.int64
-    )
 
 
 def _clock(

@@ -170,7 +170,7 @@ def infer(
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
     retries, mm, in_doubt = _retries(
-        walks, others, queue, known, faults, (LAG_MAX_S * tick_hz, cpus)
+        walks, others, queue, known, faults, links, (LAG_MAX_S * tick_hz, cpus)
     )
     retried = Lives(mm, retries.time)
     possible = _mapped_around(walks, queue, known, faults, retried)
@@ -238,6 +238,7 @@ def _retries(
     queue: Queue,
     known: _Known,
     faults: Pages,
+    links: Links,
     usual: tuple[float, int],
 ) -> tuple[Reads, I64, int]:
     """The retries that the queue answered, their address spaces, and how many are in doubt.
@@ -247,7 +248,7 @@ def _retries(
     """
     longest, cpus = usual
     stores = queue.stores
-    since, written = stores.time[known.store], queue.until[known.store]
+    since, written = _walkable(stores, known, links), queue.until[known.store]
     rows = np.flatnonzero(others)
     by_line = LineTimes(walks.line[rows], walks.time[rows])
     # The bus shows no read of the line while the store is queued.
@@ -268,6 +269,29 @@ def _retries(
     entries = stores.address[known.store[answered]]
     found = Reads(since[answered] + 2, entries)
     return found, known.mm[answered], int(np.count_nonzero(in_doubt))
+
+
+def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
+    """From when on walks can read the entry that was stored after each fault.
+
+    The kernel fills in the table of a huge page that it splits before it links the table.
+    """
+    time = stores.time[known.store]
+    key = _key(known.mm, stores.page[known.store], 9)
+    huge = np.flatnonzero(stores.pages == 512)
+    leaves = LineTimes(_key(stores.mm[huge], stores.page[huge], 9), stores.time[huge])
+    level = links.level == 1
+    linked = LineTimes(_key(links.mm[level], links.page[level], 9), links.time[level])
+    leaf, link, later = (
+        leaves.last_before(key, time),
+        linked.last_before(key, time),
+        linked.first_from(key, time),
+    )
+    if not leaves.size or not linked.size:
+        return time
+    as_huge = (leaf >= 0) & ((link < 0) | (leaves.time[leaf] > linked.time[link]))
+    small = stores.pages[known.store] == 1
+    return np.where(small & as_huge & (later >= 0), linked.time[later], time)
 
 
 def _pte_answered(walks: Walks, others: Bools, stores: Stores, links: Links) -> Bools:

@@ -25,7 +25,7 @@ I64 = npt.NDArray[np.int64]
 
 FORMAT = "ptat-results"
 
-VERSION = 7
+VERSION = 8
 
 
 def summary_of(

@@ -20,12 +20,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ptat_testbed.bus.controller import PRESETS
-from ptat_testbed.suites.check_exact import PYTHON
+from ptat_testbed.suites import check_exact
+from ptat_testbed.suites.check_exact import Row
 
 PTAT = [sys.executable, "-m", "ptat_host.cli"]
 MUTATION = ("--markers", "store")
@@ -36,33 +36,22 @@ WIDTH_WORKLOADS = ("gups", "bfs", "python3", "gcc")
 WRONG = ("wrong_page", "inferred_wrong", "unexplained", "lost")
 """Of the verdict of ``ptat validate --json``: what there must be none of."""
 SOURCE = Path(__file__).parents[2] / "plugin" / "tlb.c"
-TWO_CPUS = ("--cpus", "2")
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A command, small and full, and the options of ``ptat record`` that it needs."""
-
-    small: tuple[str, ...]
-    full: tuple[str, ...]
-    options: tuple[str, ...] = ()
-
-
-def _gups(updates: str, *more: str) -> tuple[str, ...]:
-    return ("gups", "--bytes", "64M", "--updates", updates, *more)
-
-
 GCC = ("gcc", "-O2", "-S", "-o", "/dev/null", "-x", "c", str(SOURCE))
+_EXACT = {row.name: row for row in check_exact.ROWS}
 WORKLOADS = {
-    "gups": Workload(_gups("200K"), _gups("2M")),
-    "gups-2-threads": Workload(
-        _gups("200K", "--threads", "2"), _gups("2M", "--threads", "2"), TWO_CPUS
-    ),
-    "bfs": Workload(("bfs", "--scale", "13"), ("bfs", "--scale", "16", "--edgefactor", "16")),
-    "python3": Workload(PYTHON, PYTHON),
-    "gcc": Workload(GCC, GCC),
-    "seqpage": Workload(("seqpage", "--bytes", "32M"), ("seqpage", "--bytes", "256M")),
-    "fork-exec": Workload(("forkexec",), ("forkexec",)),
+    "gups": _EXACT["gups-64m"],
+    "gups-2-threads": _EXACT["gups-2-threads"],
+    "bfs": _EXACT["bfs"],
+    "python3": _EXACT["python3"],
+    "gcc": Row("gcc", GCC),
+    "seqpage": Row("seqpage", ("seqpage", "--bytes", "{size}"), sizes=("32M", "256M")),
+    "fork-exec": _EXACT["fork-exec"],
+    "seqpage-2m": _EXACT["seqpage-2m"],
+    "bfs-huge": _EXACT["bfs-huge"],
+    "chase": _EXACT["chase"],
+    "remap-1g": _EXACT["remap-1g"],
+    "selftest": _EXACT["selftest"],
+    "exercise": _EXACT["exercise"],
 }
 SMALL_PRESETS = ("ecc-server", "adversarial")
 SMALL_WORKLOADS = ("gups", "gups-2-threads", "python3", "seqpage", "fork-exec")
@@ -77,7 +66,7 @@ def check(preset: str, argv: Sequence[str], session: Path, *more: str) -> dict[s
 
     :raises NotRecorded: there is nothing to judge.
     """
-    options = ("--granularity", "64", "--controller", preset, *more)
+    options = (*more, "--granularity", "64", "--controller", preset)
     done = _ptat("record", "-o", str(session), *options, "--", *argv)
     if done.returncode:
         raise NotRecorded(done.stderr.strip())
@@ -117,7 +106,7 @@ def _ptat(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all rows; exit 1 if one is wrong."""
+    """Run all rows; exit 1 if one is wrong, 2 if one could not be recorded."""
     parser = argparse.ArgumentParser(prog="make check-controller")
     parser.add_argument("--size", choices=("small", "full"), default="full", help="default: full")
     parser.add_argument("--presets", default="", help="only these, with commas (default: all)")
@@ -134,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for preset in presets:
             for name in names:
                 workload = WORKLOADS[name]
-                command = workload.small if small else workload.full
+                command = workload.command(arguments.size, work)
                 session = work / f"{preset}-{name}"
                 row = {
                     "preset": preset,
@@ -145,6 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"{json.dumps(row)}", file=sys.stderr, flush=True)
                 if arguments.keep is None:
                     shutil.rmtree(session, ignore_errors=True)
+    except NotRecorded as error:
+        print(f"check-controller: {session.name}: {error}", file=sys.stderr)
+        return 2
     finally:
         if arguments.keep is None:
             shutil.rmtree(work, ignore_errors=True)

@@ -94,6 +94,11 @@ class Row:
         """Whether our plugin takes part, with its truth and counters."""
         return "testbed-bar" not in self.options
 
+    def command(self, size: str, work: Path) -> list[str]:
+        """The command of the small or full run; programs that it needs are built in `work`."""
+        chosen = self.sizes[size == "full"] if self.sizes else ""
+        return [_meant(word, chosen, work) for word in self.argv]
+
 
 def _load(path: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(path.read_text())
@@ -326,8 +331,7 @@ def _meant(word: str, size: str, work: Path) -> str:
 
 def check_row(row: Row, size: str, work: Path) -> dict[str, Any]:
     """Record and validate one row; what is wrong is under ``error``."""
-    chosen = row.sizes[size == "full"] if row.sizes else ""
-    argv = [_meant(word, chosen, work) for word in row.argv]
+    argv = row.command(size, work)
     session = work / row.name
     start = time.monotonic()
     recorded = _ptat("record", "--output", str(session), *row.options, "--", *argv)
