@@ -60,7 +60,15 @@ def pages_at(*rows):
     return Pages(0 * time, page, time)
 
 
-NO_LINKS = Links(integers(), integers(), integers(), integers(), np.empty(0, np.uint64))
+def links_at(*rows):
+    """Links of tables of PTEs: time, first page, address of the entry, table, time of its alloc."""
+    time, page, address, table, allocated = (integers(*c) for c in zip(*rows, strict=True))
+    return Links(
+        0 * time, page, 0 * time + 1, time, address.astype(np.uint64), table // 4096, allocated
+    )
+
+
+NO_LINKS = Links(*(column[:0] for column in links_at((0, 0, 0, 0, 0))))
 
 
 @given(
@@ -77,6 +85,15 @@ def test_look_ups_agree_with_a_search(accesses, line, time):
     later, earlier = [at for at in here if at >= time], [at for at in here if at < time]
     assert (found.time[first] if first >= 0 else None) == min(later, default=None)
     assert (found.time[last] if last >= 0 else None) == max(earlier, default=None)
+
+
+def test_look_ups_of_many_lines_at_late_times():
+    lines = np.arange(1 << 18)
+    times = (1 << 45) + lines
+    found = LineTimes(lines[::-1], times[::-1])
+    assert np.array_equal(found.time[found.first_from(lines, times)], times)
+    assert np.array_equal(found.time[found.last_before(lines, times + 1)], times)
+    assert (found.first_from(lines, times + 1) == -1).all()
 
 
 def test_the_last_read_before_each_write_is_its_underfill():
@@ -192,6 +209,20 @@ def test_a_retry_is_inferred_where_the_process_went_on():
     assert found.faults.time.size == found.in_doubt == 0
 
 
+@pytest.mark.parametrize("earlier", [[], [(300, 0, 0x3000, ENTRY, 200)]])
+def test_a_table_filled_in_before_its_link_is_walked_after_it(earlier):
+    """As where a fault splits a huge page; its page may have held another table before."""
+    walks = walks_at((1500, FAR), (7000, FAR), (7100, FAR), (7200, FAR), (7300, FAR))
+    stores, faults = stores_at((2000, ENTRY, 1)), pages_at((1600, 1))
+    split = links_at(*earlier, (6000, 0, 0x3000, ENTRY, 1700))
+    found = inferred(walks, stores, [9000], faults, links=split)
+    assert found.retries.time.tolist() == [6002]
+    linked = links_at((1900, 0, 0x3000, ENTRY, 1700))
+    assert inferred(walks, stores, [9000], faults, links=linked).retries.time.tolist() == [2002]
+    late = links_at(*earlier, (9500, 0, 0x3000, ENTRY, 1700))
+    assert not inferred(walks, stores, [9000], faults, links=late).retries.time.size
+
+
 def test_one_walk_before_the_retry_leaves_a_doubt():
     found = inferred(walks_at((900, ENTRY), (2900, FAR), (3000, ENTRY)), STORE, [2500], FAULT)
     assert found.retries.time.size == 0
@@ -235,7 +266,7 @@ def test_a_page_may_be_evicted_while_its_line_is_queued(whole_lines, pages):
 
 def test_a_walk_may_show_only_its_read_of_the_pmd_entry():
     pmd, table = 0x3000, ENTRY
-    linked = Links(integers(0), integers(0), integers(1), integers(800), np.array([pmd], np.uint64))
+    linked = links_at((800, 0, pmd, table, 700))
     # A whole walk, one before the link, one with only its PMD entry, one that ends there.
     time = integers(1000, 1001, 700, 3000, 4000)
     address = integers(pmd, table, pmd, pmd, pmd)
@@ -245,10 +276,7 @@ def test_a_walk_may_show_only_its_read_of_the_pmd_entry():
     walks = Walks(*(column[order] for column in walks))
     faults = pages_at((4100, 512))
     stores = stores_at((2000, ENTRY, 1), (4200, 0x4000, 512))
-    second = Links(
-        integers(0, 0), integers(0, 512), integers(1, 1), integers(800, 4150),
-        np.array([pmd, pmd + 8], np.uint64),
-    )  # fmt: skip
+    second = links_at((800, 0, pmd, table, 700), (4150, 512, pmd + 8, 0x4000, 4120))
     found = inferred(walks, stores, [5000, 5000], faults, links=second)
     assert walks.time[found.pte_answered].tolist() == [3000]
     assert not inferred(walks, stores, [5000, 5000], faults).pte_answered.any()
@@ -346,7 +374,7 @@ def test_reads_and_stores_of_the_marker_area_are_those_of_the_contract(tmp_path,
 SCRUB_TICKS = 300
 
 
-def scrubbing(made, channels):
+def scrubbing(made, channels, scrub_ticks=SCRUB_TICKS):
     """Patrol scrub on each channel, as `in_two_channels` divides them; how many reads it makes."""
     end = synthetic.REGION_BASE + made.region_bytes
     reads = []
@@ -356,9 +384,9 @@ def scrubbing(made, channels):
             for line in range(synthetic.REGION_BASE, end, 64)
             if channels == 1 or channel_of(line) == channel
         ]
-        for i in range((made.now - 1000) // SCRUB_TICKS):
+        for i in range((made.now - 1000) // scrub_ticks):
             line = mine[(i + 777 * (channel + 1)) % len(mine)]
-            reads.append((1000 + i * SCRUB_TICKS + channel, line, 0))
+            reads.append((1000 + i * scrub_ticks + channel, line, 0))
     made.bus = sorted(made.bus + reads)
     return len(reads)
 
@@ -376,6 +404,37 @@ def test_each_channel_is_scrubbed_by_itself(tmp_path, channels):
     assert summary["controller"]["scrubs"] == reads
     assert summary["totals"]["misses"] == PAGES_STORED + WALKS
     assert check(path).ok
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+def test_scrub_is_told_where_each_page_holds_a_table_at_times(tmp_path, channels):
+    made = synthetic.Machine(granularity=8, entries=True, huge=0, region_pages=3, reuse=True)
+    drained = []
+    for _ in range(6):
+        mms = [made.exec()] if made.rng.random() < 0.5 else [made.exec(), made.exec()]
+        for mm in mms[:1]:
+            for page in range(20):
+                made.access(mm, page << 12, True)
+            drained.append(len(made.bus))
+            made.idle(500_000_000)
+            for page in range(20):
+                made.walk(mm, page << 12, False)
+        for mm in mms:
+            made.exit(mm)
+        drained.append(len(made.bus))
+        made.idle(300_000_000)
+    made.event("ptat_marker", cookie=2)
+    write_queue.put_behind(made, drained)
+    reads = scrubbing(made, channels, 200_000)
+    contract = write_queue.CONTRACT | {"scrub": True}
+    path = write_queue.write(made, tmp_path / "session", contract)
+    if channels == 2:
+        in_two_channels(path)
+    summary = parse(path).summary
+    assert summary["controller"]["scrubs"] == reads
+    assert summary["unexplained"]["reads"] == 0
+    low, high = summary["controller"]["misses"].values()
+    assert low <= write_queue.true_misses(made) <= high
 
 
 @pytest.mark.parametrize("channels", [1, 2])

@@ -53,14 +53,18 @@ def machine(pages: int, walks: int, lines: int = 4) -> tuple[synthetic.Machine, 
         made.idle(1000)
         made.walk(mm, made.rng.randrange(pages) << 12, False)
     made.event("ptat_marker", cookie=2)
+    return made, put_behind(made, [written], lines)
+
+
+def put_behind(made: synthetic.Machine, drained: list[int], lines: int = 4) -> Queue:
+    """Put a machine's bus behind a queue, which is drained before these rows."""
     queue = Queue(lines)
     for i, (time, address, write) in enumerate(made.bus):
-        if i == written:
-            while queue.waiting:
-                queue.drain(made.bus[i - 1][0] + 8 * len(queue.waiting))
+        while i in drained and queue.waiting:
+            queue.drain(made.bus[i - 1][0] + 8 * len(queue.waiting))
         queue.access(time, address, write)
     made.bus = sorted(queue.bus)
-    return made, queue
+    return queue
 
 
 def write(

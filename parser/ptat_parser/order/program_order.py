@@ -272,7 +272,9 @@ def _scrubs(session: Session, time: I64, offset: U64, log: KernelLog) -> tuple[B
         place = np.searchsorted(of_channel, line)
         place = np.minimum(place, of_channel.size - 1)
         rows = np.flatnonzero(of_channel[place] == line)
-        found = find_scrub(place[rows], time[rows], unused[rows], of_channel, late)
+        found = find_scrub(
+            place[rows], time[rows], unused[rows], of_channel, late, len(session.board.channels)
+        )
         if found is None:
             possible += most_unseen(np.unique(line[rows]) * LINE_BYTES >> 12, tables, interleaved)
         else:
@@ -355,6 +357,9 @@ def _of_log(
     def page_of(rows: npt.NDArray[Any]) -> I64:
         return (rows["va"] >> np.uint64(12)).astype(np.int64)
 
+    def table_of(rows: npt.NDArray[Any]) -> I64:
+        return (rows["pa"] >> np.uint64(12)).astype(np.int64)
+
     is_leaf = np.isin(tables["kind"], (tracepoints.LEAF_SET, tracepoints.LEAF_CLEAR))
     is_link = tables["kind"] == tracepoints.TABLE_LINK
     is_store = is_leaf | is_link
@@ -386,6 +391,9 @@ def _of_log(
     order = np.flatnonzero(inside)[np.argsort(time[inside], kind="stable")]
     stores = Stores(*(column[order] for column in columns))  # type: ignore[arg-type]
     of_fault, link = timed[fault], tables[is_link]
+    alloc = tables["kind"] == tracepoints.TABLE_ALLOC
+    allocs = LineTimes(table_of(tables[alloc]), np.maximum(since_start(ticks[alloc]), 0))
+    place = allocs.last_before(table_of(link), since_start(ticks[is_link]))
     fault_time = since_start(fitted.to_ticks(of_fault["time"].copy()))
     faults = Pages(mm_of(of_fault), page_of(of_fault), fault_time)
     links = Links(
@@ -394,6 +402,8 @@ def _of_log(
         link["level"].astype(np.int64),
         since_start(ticks[is_link]),
         link["slot_pa"].copy(),
+        table_of(link),
+        np.where(place >= 0, allocs.time[place] if allocs.size else 0, -1),
     )
     return stores, faults, links
 

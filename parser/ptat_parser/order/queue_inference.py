@@ -55,7 +55,8 @@ class Pages(NamedTuple):
 class Links(NamedTuple):
     """Links of tables sorted by time, with the addresses of the entries.
 
-    `page`: number of the first 4 KiB page that the table serves; `level`: the table's level.
+    `page`: number of the first 4 KiB page that the table serves; `level`: the table's level;
+    `table`: the table's physical page number; `allocated`: when the table was allocated, or -1.
     """
 
     mm: I64
@@ -63,6 +64,8 @@ class Links(NamedTuple):
     level: I64
     time: I64
     address: npt.NDArray[np.uint64]
+    table: I64
+    allocated: I64
 
 
 class Walks(NamedTuple):
@@ -277,21 +280,15 @@ def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
     The kernel fills in the table of a huge page that it splits before it links the table.
     """
     time = stores.time[known.store]
-    key = _key(known.mm, stores.page[known.store], 9)
-    huge = np.flatnonzero(stores.pages == 512)
-    leaves = LineTimes(_key(stores.mm[huge], stores.page[huge], 9), stores.time[huge])
-    level = links.level == 1
-    linked = LineTimes(_key(links.mm[level], links.page[level], 9), links.time[level])
-    leaf, link, later = (
-        leaves.last_before(key, time),
-        linked.last_before(key, time),
-        linked.first_from(key, time),
-    )
-    if not leaves.size or not linked.size:
+    if not links.time.size:
         return time
-    as_huge = (leaf >= 0) & ((link < 0) | (leaves.time[leaf] > linked.time[link]))
-    small = stores.pages[known.store] == 1
-    return np.where(small & as_huge & (later >= 0), linked.time[later], time)
+    table = (stores.address[known.store] >> np.uint64(12)).astype(np.int64)
+    linked = LineTimes(links.table, links.time)
+    before, after = linked.last_before(table, time), linked.first_from(table, time)
+    allocated = links.allocated[linked.order[after]]
+    waits = (after >= 0) & (allocated >= 0) & (allocated <= time)
+    waits &= (before < 0) | (linked.time[before] < allocated)
+    return np.where(waits, linked.time[after], time)
 
 
 def _pte_answered(walks: Walks, others: Bools, stores: Stores, links: Links) -> Bools:

@@ -8,6 +8,8 @@ scrub's. Without such reads, scrub can only have read tables that are next to ea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,13 +29,16 @@ TOLERANCE_LINES = 8
 """Largest distance, in intervals of scrub, of a scrub read from its line's time."""
 
 
-def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, late: int) -> Bools | None:
+def find_scrub(
+    line: I64, time: I64, unused: Bools, lines: I64, late: int, spacing: int = 1
+) -> Bools | None:
     """Mask of the reads, which are sorted by time, that belong to scrub; None: cannot be told.
 
     :param line: index into `lines` of the line of each read.
     :param unused: mask of the reads of lines that hold nothing.
     :param lines: numbers of the channel's lines, ascending; lines without reads may be missing.
     :param late: largest delay of a scrub read behind its line's time, in ticks.
+    :param spacing: average distance of the channel's lines: the number of channels.
     """
     seed = np.flatnonzero(unused)
     at, when = line[seed], time[seed]
@@ -48,17 +53,11 @@ def find_scrub(line: I64, time: I64, unused: Bools, lines: I64, late: int) -> Bo
     breaks = (steps < 1) | (np.abs(waits - due) > GAP_MAX * due + tolerance)
     reads = LineTimes(line, time)
     for part in np.split(np.arange(seed.size), np.flatnonzero(breaks) + 1):
-        expected = _expected(at[part], when[part], interval, lines)
+        expected = _expected(at[part], when[part], interval / spacing, lines)
         others = np.setdiff1d(np.arange(lines.size), at[part])
         found[_due_reads(reads, others, expected[others], late, tolerance)] = True
-    spacing = (lines[-1] - lines[0]) / max(lines.size - 1, 1) or 1.0
     numbers = (lines - lines[0]) / spacing
-    round_lines = numbers[-1] + 1
-    # The recording may begin or end in a round of which only lines in use were read.
-    for expected in (
-        when[0] + (numbers - numbers[at[0]] - round_lines) * interval,
-        when[-1] + (numbers - numbers[at[-1]] + round_lines) * interval,
-    ):
+    for expected in _rounds_without_seeds(at, when, breaks, numbers, interval, time[[0, -1]]):
         inside = np.flatnonzero((expected >= time[0]) & (expected <= time[-1]))
         rows = _nearest(reads, inside, expected[inside], tolerance)
         if rows.size >= WHOLE_MIN * inside.size:
@@ -86,14 +85,38 @@ def most_unseen(line_page: I64, table_pages: I64, gap_pages: int) -> int:
     return int(np.bincount(run[row[in_table]]).max(initial=0))
 
 
-def _expected(at: I64, when: I64, interval: float, lines: I64) -> F64:
-    """When scrub reads each line in the round in which it reads the lines `at` at times `when`."""
+def _rounds_without_seeds(
+    at: I64, when: I64, breaks: Bools, numbers: F64, interval: float, recorded: I64
+) -> Iterator[F64]:
+    """When scrub reads each line in the rounds in which it reads only lines in use.
+
+    :param breaks: mask of the seeds that another round follows.
+    :param numbers: distance of each line from the first, in lines of the channel.
+    :param recorded: time of the recording's first and last read.
+    """
+    round_lines = numbers[-1] + 1
+    place = numbers[at]
+    for last in np.flatnonzero(breaks):
+        lines, waited = place[last + 1] - place[last], when[last + 1] - when[last]
+        rounds = round((waited / interval - lines) / round_lines)
+        each = waited / max(rounds * round_lines + lines, 1)
+        for later in range(1, rounds):
+            yield when[last] + (numbers - place[last] + later * round_lines) * each
+    for seed, step, until in ((0, -1, recorded[0]), (-1, 1, recorded[1])):
+        apart = step * round_lines * interval
+        for later in range(1, int((until - when[seed]) // apart) + 2):
+            yield when[seed] + (numbers - place[seed]) * interval + later * apart
+
+
+def _expected(at: I64, when: I64, each: float, lines: I64) -> F64:
+    """When scrub reads each line in the round in which it reads the lines `at` at times `when`.
+
+    :param each: average time from one line of the region to the next.
+    """
     between = np.interp(np.arange(lines.size), at, when)
     # Beyond them, lines may lack: count how far it is by their numbers.
-    first, last = lines[at[0]], lines[at[-1]]
-    spacing = (last - first) / (at[-1] - at[0]) if at.size > 1 else 1.0
-    beyond = np.minimum(lines - first, 0) + np.maximum(lines - last, 0)
-    expected: F64 = between + beyond / spacing * interval
+    beyond = np.minimum(lines - lines[at[0]], 0) + np.maximum(lines - lines[at[-1]], 0)
+    expected: F64 = between + beyond * each
     return expected
 
 
