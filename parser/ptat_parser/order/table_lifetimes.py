@@ -105,7 +105,7 @@ def ticks_of_events(
     for candidate in range(max(first, 0), min(first + CANDIDATES, markers.size)):
         expected = markers.time[candidate] + since_first[: slot.size]
         read = markers.first_from(slot, expected - near)
-        matched = np.count_nonzero((read >= 0) & (markers.time[read] <= expected + near))
+        matched = float(np.count_nonzero((read >= 0) & (markers.time[read] <= expected + near)))
         if first >= 0 and matched > most:
             found, most = since_first + markers.time[candidate], matched
     return found
