@@ -17,10 +17,13 @@ from ptat_parser.capture.writer import BlockWriter
 from ptat_parser.checks import capture as checks_capture
 from ptat_parser.checks.session import check
 from ptat_parser.errors import BadInput
+from ptat_parser.formats import truth
+from ptat_parser.order.clock import Clock
 from ptat_parser.order.line_times import LineTimes
 from ptat_parser.order.queue_inference import (
     EVICTION_WALKS,
     Links,
+    Lives,
     Pages,
     Queue,
     Walks,
@@ -179,9 +182,10 @@ def test_unseen_scrub_reads_no_more_than_a_run_of_tables(tables, lines, gap):
     assert most_unseen(integers(*lines), integers(*sorted(tables)), gap) == most
 
 
-def inferred(walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS):
+def inferred(walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS, exits=()):
     queue = Queue(stores, integers(*until), whole_lines)
-    return infer(walks, queue, faults, links, TICK_HZ, cpus)
+    ends = Lives(integers(*(0 for _ in exits)), integers(*exits))
+    return infer(walks, queue, faults, links, ends, TICK_HZ, cpus)
 
 
 FAULT = pages_at((1000, 1))
@@ -221,6 +225,14 @@ def test_a_table_filled_in_before_its_link_is_walked_after_it(earlier):
     assert inferred(walks, stores, [9000], faults, links=linked).retries.time.tolist() == [2002]
     late = links_at(*earlier, (9500, 0, 0x3000, ENTRY, 1700))
     assert not inferred(walks, stores, [9000], faults, links=late).retries.time.size
+
+
+def test_of_all_faults_before_a_store_the_last_is_retried():
+    """As when another process faults in between, and a huge page is stored in the end."""
+    faults = Pages(integers(0, 1, 0), integers(1, 700, 1), integers(1000, 1300, 1600))
+    stores = stores_at((2000, ENTRY, 1))
+    walks = walks_at((900, ENTRY), (1500, ENTRY), *((at, FAR) for at in range(4000, 4500, 100)))
+    assert inferred(walks, stores, [9000], faults).retries.address.tolist() == [ENTRY]
 
 
 def test_one_walk_before_the_retry_leaves_a_doubt():
@@ -283,6 +295,43 @@ def test_a_walk_may_show_only_its_read_of_the_pmd_entry():
     assert inferred(walks, stores, [5000, 5000], faults, links=linked).pte_answered.sum() == 2
 
 
+@pytest.mark.parametrize(("gap", "answered"), [(1, False), (40, True)])
+def test_a_walk_beside_a_huge_page_shows_only_its_read_of_the_pmd_entry(gap, answered):
+    """Page 1 faults and is retried; then a walk of another page reads its PTE `gap` later."""
+    pmd, table, other = 0x3000, ENTRY, 0x1100
+    rows = [
+        (100, 0x5000),
+        (101, 0x6000),
+        (899, pmd),
+        (900, table),
+        (2010, pmd),
+        (2010 + gap, other),
+    ]
+    rows += [(at, FAR) for at in range(4000, 4500, 100)] + [(60_000, pmd)]
+    time, address = (integers(*column) for column in zip(*rows, strict=True))
+    parent = np.select([address // 4096 == 1, address == 0x6000], [pmd // 64, 0x5000 // 64], -1)
+    ends = ~np.isin(address, (pmd, 0x5000))
+    walks = Walks(time, address // 64, 0 * time, ends, parent)
+    stores = stores_at((50, pmd + 16, 1024), (2000, table, 1))._replace(pages=integers(512, 1))
+    links = links_at((20, 0, pmd, table, 10))
+    found = inferred(walks, stores, [60, 9000], FAULT, links=links)
+    assert walks.time[found.pte_answered].tolist() == [2010] * answered
+    assert found.retries.time.tolist() == [2002]
+    assert (found.possible, found.in_doubt) == (int(answered), 0)
+    # The last read is the huge page's, unless the queue answered a read of a PTE again.
+    assert inferred(walks, stores, [60, 90_000], FAULT, links=links).in_doubt == 1
+
+
+@pytest.mark.parametrize(
+    ("cpus", "end", "in_doubt"), [(1, 9000, 0), (2, 9000, 1), (4, 9000, 1), (2, 60_000_000, 0)]
+)
+def test_a_thread_that_is_killed_does_not_retry(cpus, end, in_doubt):
+    walks = walks_at((900, ENTRY), *((at, FAR) for at in range(4000, 4500, 100)))
+    found = inferred(walks, STORE, [70_000_000], FAULT, cpus=cpus, exits=[end])
+    assert found.retries.time.size == 1
+    assert found.in_doubt == in_doubt
+
+
 # Whole sessions -----------------------------------------------------------------------------------
 
 PAGES_STORED, WALKS = 100, 50
@@ -312,6 +361,33 @@ def test_a_truth_outside_of_the_bound_is_not_right(behind, low, high):
     results = parse(behind[0])
     results.summary["controller"]["misses"] = {"low": low, "high": high}
     assert not validate(results).ok
+
+
+@pytest.mark.parametrize("on_bus", [False, True])
+def test_an_inferred_miss_may_have_the_time_of_another_walk(tmp_path, monkeypatch, on_bus):
+    """Of one that the queue answered, or of one that is on the bus and in the trace as well."""
+    monkeypatch.setattr(synthetic, "TICK_HZ", 2 * synthetic.TICK_HZ)
+    made, _ = write_queue.machine(PAGES_STORED, WALKS)
+    path = write_queue.write(made, tmp_path / "session")
+    results = parse(path)
+    clock = Clock.from_summary(results.summary["clock"])
+    file = path / "truth.0.bin"
+    walks = truth.read(file)
+    missed_ns = np.concatenate([time_ns for time_ns, _ in results.misses()])
+    inferred_ns = int(np.setdiff1d(missed_ns, clock.to_ns(walks["time"]))[-1])
+    ticks = np.arange(*walks["time"][[0, -1]].tolist(), dtype=np.uint64)
+    at = int(ticks[np.searchsorted(clock.to_ns(ticks), inferred_ns, side="right") - 1])
+    if on_bus:
+        last = int(walks["time"][-1])
+        made.bus = sorted((at if time == last else time, *rest) for time, *rest in made.bus)
+        made.truth = [(at if time == last else time, *rest) for time, *rest in made.truth]
+        results = parse(write_queue.write(made, path.with_name("again")))
+    else:
+        answered = np.flatnonzero(walks["flags"] & truth.Flag.FAULT == 0)[0]
+        walks["time"][answered] = at
+        truth.write(file, walks[np.argsort(walks["time"], kind="stable")])
+    found = validate(results)
+    assert (found.wrong_page, found.inferred_wrong) == (0, 0)
 
 
 def test_memory_without_ecc_under_a_contract_with_ecc_is_named(behind):

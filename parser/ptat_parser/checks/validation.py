@@ -19,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ptat_parser.capture.merge import open_bus
 from ptat_parser.checks.walk_pairs import overlapping_walks
 from ptat_parser.errors import BadInput
 from ptat_parser.formats import truth
+from ptat_parser.formats.session import Session
 from ptat_parser.order.clock import Clock
 from ptat_parser.order.first_pass import Progress, no_progress
 from ptat_parser.results.reader import KIND_FAULT, Results
@@ -79,7 +81,8 @@ class Validation:
       `not_demanded`: those of them that the trace need not contain.
     - `bound`: behind a memory controller, the parser's bound for the true number of misses, which
       decides `ok`. `inferred`: misses without a read on the bus. `inferred_wrong`: those of them in
-      a line of entries in which no walk of the process missed.
+      a line of entries in which no walk of the process missed. `killed`: as these, but of threads
+      that another CPU may have killed before they retried.
     - `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     - `relative_error`: 1 − trace/counter over the processes that were traced from their start.
       `compared`: the same per process, one row for all pages and one for each page size.
@@ -109,6 +112,7 @@ class Validation:
     kernel_reads: int | None = None
     inferred: int | None = None
     inferred_wrong: int | None = None
+    killed: int | None = None
     bound: tuple[int, int] | None = None
     granularity_bytes: int = 8
     compared: list[Compared] = field(default_factory=list)
@@ -191,34 +195,48 @@ class _Swaps:
 
 
 class _Inferred:
-    """Inferred misses, and the lines of entries in which walks missed."""
+    """Inferred misses, and the lines of entries in which walks missed.
 
-    def __init__(self) -> None:
-        self._misses: Counter[tuple[int, int, int]] = Counter()
+    A thread that is killed while the kernel handles its fault does not retry, as when another
+    thread executes a program. One on each other CPU may be, shortly before its process ends.
+    """
+
+    def __init__(self, exited_ns: list[int | None], cpus: int) -> None:
+        self._exited_ns, self._others = exited_ns, cpus - 1
+        self._missed_ns: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
         self._walked: set[tuple[int, int, int]] = set()
 
     @staticmethod
-    def _lines(owner: I64, va: U64, size: U64) -> Iterator[tuple[tuple[int, int, int], int]]:
-        """Yields keys of process, line number and page size, with their number of occurrences."""
+    def _keys(owner: I64, va: U64, size: U64) -> Iterator[tuple[int, int, int]]:
+        """Yields process, line number and page size of each miss."""
         line = va // (size * np.uint64(_LINE_ENTRIES))
-        rows = np.stack([owner.view(np.uint64), line, size], axis=1)
-        values, counts = np.unique(rows, axis=0, return_counts=True)
-        keys = [(mine, number, of_size) for mine, number, of_size in values.tolist()]
-        yield from zip(keys, counts.tolist(), strict=True)
+        yield from zip(owner.tolist(), line.tolist(), size.tolist(), strict=True)
 
-    def add_misses(self, owner: I64, va: U64, size: U64) -> None:
+    def add_misses(self, owner: I64, va: U64, size: U64, time_ns: I64) -> None:
         """Add misses of the trace."""
-        for key, count in self._lines(owner, va, size):
-            self._misses[key] += count
+        for key, at_ns in zip(self._keys(owner, va, size), time_ns.tolist(), strict=True):
+            self._missed_ns[key].append(at_ns)
 
     def add_walks(self, owner: I64, va: U64, size: U64) -> None:
         """Add walks of the truth."""
-        self._walked.update(key for key, _ in self._lines(owner, va, size))
+        self._walked.update(self._keys(owner, va, size))
 
-    @property
-    def wrong(self) -> int:
-        """Number of misses in lines in which no walk of the process missed."""
-        return sum(count for key, count in self._misses.items() if key not in self._walked)
+    def counts(self) -> tuple[int, int]:
+        """Number of misses in lines in which no walk of the process missed: wrong ones, and those
+        of threads that may have been killed.
+        """
+        wrong = 0
+        killed: Counter[int] = Counter()
+        for key, times_ns in self._missed_ns.items():
+            if key in self._walked:
+                continue
+            process, end_ns = key[0], self._exited_ns[key[0]]
+            at_end = end_ns is not None and end_ns - times_ns[-1] <= AT_ONCE_NS
+            if len(times_ns) == 1 and at_end and killed[process] < self._others:
+                killed[process] += 1
+            else:
+                wrong += len(times_ns)
+        return wrong, killed.total()
 
 
 _LINE_ENTRIES = 8
@@ -386,6 +404,13 @@ class _Trace:
         return np.concatenate(times), np.concatenate(pages)
 
 
+def _read_ticks(session: Session) -> U64:
+    """Times of all reads in a capture."""
+    reader = open_bus(session, salvage=True, tail_may_be_cut=not session.ended)
+    none = np.empty(0, np.uint64)
+    return np.concatenate([none, *(chunk.time[~chunk.write] for chunk in reader)])
+
+
 def _faults(results: Results) -> Iterator[tuple[npt.NDArray[Any], ...]]:
     for time, page, kind in results.others():
         rows = kind == KIND_FAULT
@@ -420,7 +445,7 @@ def _compare_with_truth(
         found.extra = found.trace_misses
     found.swapped = comparison.swaps.pairs
     if found.bound is not None:
-        found.inferred_wrong = comparison.inferred.wrong
+        found.inferred_wrong, found.killed = comparison.inferred.counts()
     found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
 
 
@@ -441,8 +466,10 @@ class _Comparison:
         self._misses, self._faults = _Trace(results.misses()), _Trace(_faults(results))
         self._in_doubt = summary["faults"]["in_doubt"]
         self.swaps = _Swaps()
-        self.inferred = _Inferred()
         self._has_inferred = "controller" in summary
+        self._reads = _read_ticks(results.session) if self._has_inferred else None
+        exited_ns = [process["exited_ns"] for process in summary["processes"]]
+        self.inferred = _Inferred(exited_ns, results.session.kernel.cpus)
         found.truth_misses = found.truth_faulted = 0
 
     def add(self, block: npt.NDArray[Any], time_ns: I64, last_ns: int | None) -> None:
@@ -451,7 +478,7 @@ class _Comparison:
         owner = self._processes.of(block["pgd_pfn"], block["time"])
         demanded = self._demanded(block, owner)
         trace_ns, page = self._misses.until(last_ns)
-        walk = _join(trace_ns, time_ns)
+        walk = self._walks_of(trace_ns, page, block, owner, time_ns)
         known = walk >= 0
         right = known & demanded[walk] & self._agrees(block, owner, walk, page)
         wrong = known & demanded[walk] & ~right
@@ -465,7 +492,8 @@ class _Comparison:
         found.missing += int(np.count_nonzero(missing))
         if self._has_inferred:
             at = page[~known]
-            self.inferred.add_misses(self._page_mm[at], self._page_va[at], self._page_size[at])
+            mm, va, size = self._page_mm[at], self._page_va[at], self._page_size[at]
+            self.inferred.add_misses(mm, va, size, trace_ns[~known])
             shift = block["shift"][demanded].astype(np.uint64)
             self.inferred.add_walks(owner[demanded], block["va"][demanded], np.uint64(1) << shift)
         fault_walk = self._labels(block, owner, time_ns, demanded, walk, last_ns)
@@ -482,6 +510,28 @@ class _Comparison:
                 {"kind": "missing", "labelled_faulted": bool(as_fault), "time_ns": int(time_ns[i])}
                 | _of_truth(block, i)
             )
+
+    def _walks_of(
+        self,
+        trace_ns: I64,
+        page: npt.NDArray[np.uint32],
+        block: npt.NDArray[Any],
+        owner: I64,
+        time_ns: I64,
+    ) -> I64:
+        """The walk of each miss, or -1 if there is none at its time."""
+        if self._reads is None:
+            return _join(trace_ns, time_ns)
+        # The times of other walks mean nothing, and inferred misses may be at any time.
+        seen = np.flatnonzero(np.isin(block["time"], self._reads))
+        at = _join(trace_ns, time_ns[seen])
+        walk = np.where(at >= 0, np.append(seen, -1)[at], -1)
+        # Of two misses at one time, the walk is of the one that agrees.
+        first = np.flatnonzero((walk[:-1] >= 0) & (walk[1:] < 0) & (np.diff(trace_ns) == 0))
+        agrees = [self._agrees(block, owner, walk[first], page[first + i]) for i in (0, 1)]
+        swapped = first[~agrees[0] & agrees[1]]
+        walk[swapped + 1], walk[swapped] = walk[swapped], -1
+        return walk
 
     def _demanded(self, block: npt.NDArray[Any], owner: I64) -> npt.NDArray[np.bool_]:
         """Mask of the walks that the trace must contain as misses; also counts walks by kind."""

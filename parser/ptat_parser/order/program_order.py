@@ -36,6 +36,7 @@ from ptat_parser.order import clock, markers
 from ptat_parser.order.line_times import LineTimes
 from ptat_parser.order.queue_inference import (
     Links,
+    Lives,
     Pages,
     Queue,
     Walks,
@@ -163,7 +164,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
         _write(target, stream, [(rest, stream.write[others]), (marker, True)])
         return found
     fitted, placed = _clock(session, stream, marker, log)
-    stores, faults, links = _of_log(session, stream, log, fitted, placed)
+    stores, faults, links, exits = _of_log(session, stream, log, fitted, placed)
     found.stores = stores.time.size
     tick_hz = session.channel.tick_hz
     write_line, write_time = kinds.line[kinds.write], stream.time[kinds.write]
@@ -180,7 +181,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     if contract.forwarding:
         queue = Queue(stores, written.until, contract.ecc)
         walks = _walks(session, kinds, stream, walk, log, placed)
-        inferred = infer(walks, queue, faults, links, tick_hz, session.kernel.cpus)
+        inferred = infer(walks, queue, faults, links, exits, tick_hz, session.kernel.cpus)
     found.inferred, found.inferred_faults = inferred.retries.time.size, inferred.faults.time.size
     found.in_doubt, found.possible = inferred.in_doubt, inferred.possible
     found.ptes_answered = int(np.count_nonzero(inferred.pte_answered))
@@ -341,8 +342,8 @@ def _clock(
 
 def _of_log(
     session: Session, stream: Stream, log: KernelLog, fitted: clock.Clock, marker_ticks: U64
-) -> tuple[Stores, Pages, Links]:
-    """The log's stores, faults and links, each sorted by time in ticks of the stream."""
+) -> tuple[Stores, Pages, Links, Lives]:
+    """The log's stores, faults, links, and ends of address spaces; times are the stream's."""
     region = session.region
     tables, timed = log.tables, log.timed.between()
     ticks = np.where(marker_ticks > 0, marker_ticks, fitted.to_ticks(tables["time"].copy()))
@@ -405,7 +406,8 @@ def _of_log(
         table_of(link),
         np.where(place >= 0, allocs.time[place] if allocs.size else 0, -1),
     )
-    return stores, faults, links
+    exit_ = tables["kind"] == tracepoints.MM_EXIT
+    return stores, faults, links, Lives(mm_of(tables[exit_]), since_start(ticks[exit_]))
 
 
 def _walks(

@@ -10,12 +10,16 @@ retry if the address space walks more than one instruction needs, or faults agai
 is read after its WR. With several CPUs, other threads may cause these walks; then a read soon after
 the store is the retry. Uncertain cases are counted as in doubt.
 
+A thread that is killed while the handler runs does not retry. Where another CPU may have killed it,
+as many retries before the end of an address space are in doubt.
+
 Other walks of a queued line leave no trace. A page may have had one if its entry was stored since
 its last walk, or if its TLB entry was evicted (`EVICTION_WALKS`): `possible`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,7 +94,7 @@ class Reads(NamedTuple):
 
 
 class Lives(NamedTuple):
-    """Times at which address spaces ran."""
+    """Times at which address spaces ran, or at which they ended."""
 
     mm: I64
     time: I64
@@ -163,23 +167,33 @@ def nothing_inferred(walks: int) -> Inferred:
 
 
 def infer(
-    walks: Walks, queue: Queue, faults: Pages, links: Links, tick_hz: float, cpus: int
+    walks: Walks,
+    queue: Queue,
+    faults: Pages,
+    links: Links,
+    exits: Lives,
+    tick_hz: float,
+    cpus: int,
 ) -> Inferred:
-    """Infer the walks that the queue answered; times are in ticks."""
+    """Infer the walks that the queue answered; times are in ticks. `exits`: ends of spaces."""
     if not queue.stores.time.size:
         return nothing_inferred(walks.time.size)
+    longest = LAG_MAX_S * tick_hz
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
     answered, faulted = _answered_faults(walks, queue, known, tick_hz)
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
-    retries, mm, in_doubt = _retries(
-        walks, others, queue, known, faults, links, (LAG_MAX_S * tick_hz, cpus)
-    )
+    retries, mm, in_doubt = _retries(walks, others, queue, known, faults, links, (longest, cpus))
     retried = Lives(mm, retries.time)
+    in_doubt += _killed(retried, exits, HANDLER_MAX_S * tick_hz, cpus)
     possible = _mapped_around(walks, queue, known, faults, retried)
     possible += _evicted(walks, queue, retried)
-    pte_answered = _pte_answered(walks, others, queue.stores, links)
-    return Inferred(retries, answered, in_doubt, possible, pte_answered)
+    alone, huge = _alone(walks, others, queue.stores, links)
+    of_tables = _of_tables(walks, alone & huge, links, (retries, answered), longest)
+    # Each of them may have been a miss of a huge page, and others that are taken for one may not.
+    possible += int(np.count_nonzero(of_tables))
+    in_doubt += _queued_below(walks, alone & huge & ~of_tables, queue, links)
+    return Inferred(retries, answered, in_doubt, possible, (alone & ~huge) | of_tables)
 
 
 def _key(mm: I64, page: I64, shift: int) -> I64:
@@ -198,7 +212,8 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
         store = np.where(sooner, row, store)
     near = (store >= 0) & (stores.time[store] - faults.time <= longest)
     # The last of several faults before one store is retried.
-    last = np.append(store[1:] != store[:-1], True)
+    last = np.zeros(store.size, np.bool_)
+    last[store.size - 1 - np.unique(store[::-1], return_index=True)[1]] = True
     chosen = np.flatnonzero(near & last)
     time, store = faults.time[chosen], store[chosen]
     address: npt.NDArray[np.uint64] = stores.address[store].copy()
@@ -291,12 +306,12 @@ def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
     return np.where(waits, linked.time[after], time)
 
 
-def _pte_answered(walks: Walks, others: Bools, stores: Stores, links: Links) -> Bools:
-    """Mask of the reads of PMD entries whose walk read its PTE from the queue.
+def _alone(walks: Walks, others: Bools, stores: Stores, links: Links) -> tuple[Bools, Bools]:
+    """Masks of the reads of PMD entries that no read of a PTE follows, and of huge pages' lines.
 
-    No read of a PTE follows on the bus. The replay would infer that the entry was empty, and match
-    the fault event of another walk with it. `others`: walks that did not fault.
-    Lines without a table before this read, or with huge pages, are left to the replay.
+    The queue answered the read of the PTE. The replay would infer that the entry was empty, and
+    match the fault event of another walk with it. `others`: walks that did not fault.
+    Lines without a table before this read are left to the replay.
     """
     linked = LineTimes(
         (links.address // np.uint64(LINE_BYTES)).astype(np.int64), np.maximum(links.time, 0)
@@ -304,8 +319,62 @@ def _pte_answered(walks: Walks, others: Bools, stores: Stores, links: Links) -> 
     leads = linked.last_before(walks.line, walks.time) >= 0
     whole = np.append(walks.parent[1:] == walks.line[:-1], False)
     huge = np.isin(walks.line, stores.line[stores.present & (stores.pages > 1)])
-    answered: Bools = others & ~walks.ends & leads & ~whole & ~huge
-    return answered
+    step = np.diff(walks.time, append=STILL_QUEUED)
+    if np.any(whole & ~huge):
+        # Beside a huge page, what comes later than usual is another walk, as in the replay.
+        whole &= ~huge | (step <= 2 * np.median(step[whole & ~huge]))
+    alone: Bools = others & ~walks.ends & leads & ~whole
+    return alone, huge
+
+
+def _of_tables(
+    walks: Walks, alone: Bools, links: Links, answered: Sequence[Reads], longest: float
+) -> Bools:
+    """Which reads of a line with huge pages and tables are of walks that the queue answered.
+
+    :param alone: mask of the reads that no read of a PTE follows.
+    :param answered: the inferred retries, and the inferred walks that faulted.
+    """
+    rows = np.flatnonzero(alone)
+    found = np.zeros(walks.time.size, np.bool_)
+    reads = LineTimes(walks.line[rows], walks.time[rows])
+    if not reads.size:
+        return found
+    for of in answered:
+        line = _parent(of, links)
+        after, before = reads.first_from(line, of.time), reads.last_before(line, of.time)
+        late = np.where(after >= 0, reads.time[after] - of.time, STILL_QUEUED)
+        early = np.where(before >= 0, of.time - reads.time[before], STILL_QUEUED)
+        nearest = np.where(late < early, after, before)[np.minimum(late, early) <= longest]
+        found[rows[reads.order[nearest]]] = True
+    return found
+
+
+def _queued_below(walks: Walks, reads: Bools, queue: Queue, links: Links) -> int:
+    """How many of these reads of PMD entries came while a PTE in a table below was queued."""
+    stores = queue.stores
+    below = LineTimes(_parent(Reads(stores.time, stores.address), links), stores.time)
+    place = below.last_before(walks.line[reads], walks.time[reads])
+    until = queue.until[below.order[place]]
+    return int(np.count_nonzero((place >= 0) & (until > walks.time[reads])))
+
+
+def _parent(reads: Reads, links: Links) -> I64:
+    """Line of the entry that leads to the table that each address is in, or -1."""
+    linked = LineTimes(links.table, np.maximum(links.time, 0))
+    table = (reads.address >> np.uint64(12)).astype(np.int64)
+    place = linked.last_before(table, reads.time + 1)
+    line = np.append(links.address // np.uint64(LINE_BYTES), np.uint64(0)).astype(np.int64)
+    return np.where(place >= 0, line[np.append(linked.order, -1)[place]], -1)
+
+
+def _killed(retries: Lives, exits: Lives, longest: float, cpus: int) -> int:
+    """Upper bound of the retries that never came, because another CPU had killed the thread."""
+    ends = LineTimes(exits.mm, exits.time)
+    place = ends.first_from(retries.mm, retries.time)
+    soon = (place >= 0) & ((ends.time[place] if ends.size else 0) - retries.time <= longest)
+    of_end = np.unique(place[soon], return_counts=True)[1]
+    return int(np.sum(np.minimum(of_end, cpus - 1)))
 
 
 def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
