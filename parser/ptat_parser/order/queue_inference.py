@@ -307,11 +307,13 @@ def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
 
 
 def _alone(walks: Walks, others: Bools, stores: Stores, links: Links) -> tuple[Bools, Bools]:
-    """Masks of the reads of PMD entries that no read of a PTE follows, and of huge pages' lines.
+    """Two masks: reads of PMD entries that no read of a PTE follows; lines with huge pages.
 
-    The queue answered the read of the PTE. The replay would infer that the entry was empty, and
-    match the fault event of another walk with it. `others`: walks that did not fault.
+    Of the former, the queue answered the read of the PTE, or the walk ended at a huge page. The
+    replay would infer that the entry was empty, and match the fault event of another walk with it.
     Lines without a table before this read are left to the replay.
+
+    :param others: mask of the walks that did not fault.
     """
     linked = LineTimes(
         (links.address // np.uint64(LINE_BYTES)).astype(np.int64), np.maximum(links.time, 0)
