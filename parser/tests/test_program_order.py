@@ -295,31 +295,62 @@ def test_a_walk_may_show_only_its_read_of_the_pmd_entry():
     assert inferred(walks, stores, [5000, 5000], faults, links=linked).pte_answered.sum() == 2
 
 
-@pytest.mark.parametrize(("gap", "answered"), [(1, False), (40, True)])
-def test_a_walk_beside_a_huge_page_shows_only_its_read_of_the_pmd_entry(gap, answered):
-    """Page 1 faults and is retried; then a walk of another page reads its PTE `gap` later."""
-    pmd, table, other = 0x3000, ENTRY, 0x1100
-    rows = [
-        (100, 0x5000),
-        (101, 0x6000),
-        (899, pmd),
-        (900, table),
-        (2010, pmd),
-        (2010 + gap, other),
-    ]
-    rows += [(at, FAR) for at in range(4000, 4500, 100)] + [(60_000, pmd)]
+def beside_a_huge_page(until, *rows):
+    """Page 1 faults and is retried, both on a line of PMD entries that has a huge page, too.
+
+    `until`: when its entry is written. `rows`: what is on the bus after the store, at 2000. There
+    are another PMD entry's table at 0x6000, and another PTE at `OTHER` in the table of page 1.
+    """
+    rows = [(100, 0x5000), (101, 0x6000), (899, PMD), (900, ENTRY), *rows]
     time, address = (integers(*column) for column in zip(*rows, strict=True))
-    parent = np.select([address // 4096 == 1, address == 0x6000], [pmd // 64, 0x5000 // 64], -1)
-    ends = ~np.isin(address, (pmd, 0x5000))
+    parent = np.select([address // 4096 == 1, address == 0x6000], [PMD // 64, 0x5000 // 64], -1)
+    ends = ~np.isin(address, (PMD, 0x5000))
     walks = Walks(time, address // 64, 0 * time, ends, parent)
-    stores = stores_at((50, pmd + 16, 1024), (2000, table, 1))._replace(pages=integers(512, 1))
-    links = links_at((20, 0, pmd, table, 10))
-    found = inferred(walks, stores, [60, 9000], FAULT, links=links)
-    assert walks.time[found.pte_answered].tolist() == [2010] * answered
+    stores = stores_at((50, PMD + 16, 1024), (2000, ENTRY, 1))._replace(pages=integers(512, 1))
+    found = inferred(walks, stores, [60, until], FAULT, links=links_at((20, 0, PMD, ENTRY, 10)))
+    return found, walks.time[found.pte_answered].tolist()
+
+
+PMD, OTHER = 0x3000, 0x1100
+GOES_ON = [(at, FAR) for at in range(4000, 4500, 100)]
+
+
+@pytest.mark.parametrize(("gap", "answered"), [(1, False), (40, True)])
+def test_a_retry_beside_a_huge_page_shows_only_its_read_of_the_pmd_entry(gap, answered):
+    """A walk of another page reads its PTE `gap` later."""
+    found, at = beside_a_huge_page(9000, (2010, PMD), (2010 + gap, OTHER), *GOES_ON)
+    assert at == [2010] * answered
     assert found.retries.time.tolist() == [2002]
     assert (found.possible, found.in_doubt) == (int(answered), 0)
-    # The last read is the huge page's, unless the queue answered a read of a PTE again.
-    assert inferred(walks, stores, [60, 90_000], FAULT, links=links).in_doubt == 1
+
+
+@pytest.mark.parametrize(
+    ("late", "between", "answered"), [(40_000, 1, True), (400_000, 1, False), (400_000, 0, True)]
+)
+def test_a_retry_may_be_late_where_the_process_does_not_run(late, between, answered):
+    rows = [(2000 + late, PMD), *((at + late, address) for at, address in GOES_ON)]
+    _, at = beside_a_huge_page(900_000, *GOES_ON[:between], *rows)
+    assert at == [2000 + late] * answered
+
+
+def test_a_walk_that_faults_beside_a_huge_page_shows_only_its_read_of_the_pmd_entry():
+    stores = stores_at((50, PMD + 16, 1024), (500, NEIGHBOUR, 2), (2000, ENTRY, 1))
+    stores = stores._replace(pages=integers(512, 1, 1))
+    rows = [(100, 0x5000), (101, 0x6000), (990, PMD), (2010, PMD), *GOES_ON]
+    time, address = (integers(*column) for column in zip(*rows, strict=True))
+    parent = np.where(address == 0x6000, 0x5000 // 64, -1)
+    walks = Walks(time, address // 64, 0 * time, ~np.isin(address, (PMD, 0x5000)), parent)
+    links = links_at((20, 0, PMD, ENTRY, 10))
+    found = inferred(walks, stores, [60, 9000, 9000], FAULT, links=links)
+    assert (found.faults.time.size, found.retries.time.size) == (1, 1)
+    assert walks.time[found.pte_answered].tolist() == [990, 2010]
+
+
+@pytest.mark.parametrize(("until", "in_doubt"), [(9000, 0), (90_000, 1)])
+def test_a_miss_of_a_huge_page_is_in_doubt_while_an_entry_below_is_queued(until, in_doubt):
+    found, at = beside_a_huge_page(until, (2010, PMD), *GOES_ON, (60_000, PMD))
+    assert at == [2010]
+    assert found.in_doubt == in_doubt
 
 
 @pytest.mark.parametrize(

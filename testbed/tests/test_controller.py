@@ -20,6 +20,7 @@ controllers = st.builds(
     capacity=st.just(8),
     high=st.integers(4, 8),
     low=st.integers(0, 3),
+    burst=st.integers(1, 8),
     idle_ns=st.sampled_from([30, NEVER_NS]),
     age_ns=st.sampled_from([100, NEVER_NS]),
     others_ns=st.sampled_from([40, NEVER_NS]),
@@ -189,6 +190,14 @@ def test_writes_wait_for_the_watermark_and_go_down_to_the_other():
     far = (10_000, 9, 0, False, True)
     assert np.count_nonzero(served(Controller(high=7, low=2), [*stores, far])[0].kind == WR) == 0
     assert np.count_nonzero(served(Controller(high=6, low=2), [*stores, far])[0].kind == WR) == 4
+
+
+def test_a_read_waits_for_a_burst_of_writes():
+    stores = [(1, line, 0, True, True) for line in range(6)]
+    reads = [(1, 9, 0, False, True), (1000, 9, 0, False, True)]
+    rules = Controller(high=6, low=0, burst=2)
+    # The first write goes out before the read comes.
+    assert served(rules, [*stores, *reads])[0].kind.tolist() == [WR, WR, WR, RD, RD]
 
 
 def test_reads_of_two_walks_change_places_and_those_of_one_do_not():

@@ -19,7 +19,6 @@ its last walk, or if its TLB entry was evicted (`EVICTION_WALKS`): `possible`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,10 +86,15 @@ class Walks(NamedTuple):
 
 
 class Reads(NamedTuple):
-    """Inferred walks: approximate time, and address of the entry."""
+    """Inferred walks: approximate time, address of the entry, and address space.
+
+    `limit`: earliest time of a retry's reads, or latest time of those of a walk that faulted.
+    """
 
     time: I64
     address: npt.NDArray[np.uint64]
+    mm: I64
+    limit: I64
 
 
 class Lives(NamedTuple):
@@ -100,7 +104,8 @@ class Lives(NamedTuple):
     time: I64
 
 
-NO_READS = Reads(np.empty(0, np.int64), np.empty(0, np.uint64))
+NO_TIMES = np.empty(0, np.int64)
+NO_READS = Reads(NO_TIMES, NO_TIMES.view(np.uint64), NO_TIMES, NO_TIMES)
 
 
 @dataclass
@@ -178,18 +183,17 @@ def infer(
     """Infer the walks that the queue answered; times are in ticks. `exits`: ends of spaces."""
     if not queue.stores.time.size:
         return nothing_inferred(walks.time.size)
-    longest = LAG_MAX_S * tick_hz
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
     answered, faulted = _answered_faults(walks, queue, known, tick_hz)
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
-    retries, mm, in_doubt = _retries(walks, others, queue, known, faults, links, (longest, cpus))
-    retried = Lives(mm, retries.time)
+    retries, in_doubt = _retries(walks, others, queue, known, faults, links, (tick_hz, cpus))
+    retried = Lives(retries.mm, retries.time)
     in_doubt += _killed(retried, exits, HANDLER_MAX_S * tick_hz, cpus)
     possible = _mapped_around(walks, queue, known, faults, retried)
     possible += _evicted(walks, queue, retried)
     alone, huge = _alone(walks, others, queue.stores, links)
-    of_tables = _of_tables(walks, alone & huge, links, (retries, answered), longest)
+    of_tables = _of_tables(walks, alone & huge, links, retries, answered, tick_hz)
     # Each of them may have been a miss of a huge page, and others that are taken for one may not.
     possible += int(np.count_nonzero(of_tables))
     in_doubt += _queued_below(walks, alone & huge & ~of_tables, queue, links)
@@ -247,7 +251,8 @@ def _answered_faults(
     lag = np.int64(np.median((known.time - seen)[usual])) if np.any(usual) else np.int64(1)
     time = np.minimum(np.maximum(known.time - lag, before + 3), known.time - 1)
     faulted = by_line.order[place[~answered & (place >= 0)]]
-    return Reads(time[answered], known.address[answered]), faulted
+    found = Reads(time, known.address, known.mm, until)
+    return Reads(*(column[answered] for column in found)), faulted
 
 
 def _retries(
@@ -257,14 +262,14 @@ def _retries(
     known: _Known,
     faults: Pages,
     links: Links,
-    usual: tuple[float, int],
-) -> tuple[Reads, I64, int]:
-    """The retries that the queue answered, their address spaces, and how many are in doubt.
+    machine: tuple[float, int],
+) -> tuple[Reads, int]:
+    """The retries that the queue answered, and how many are in doubt.
 
     :param others: mask of the walks that did not fault.
-    :param usual: longest usual time of a retry in ticks, and the number of CPUs.
+    :param machine: ticks per second, and the number of CPUs.
     """
-    longest, cpus = usual
+    tick_hz, cpus = machine
     stores = queue.stores
     since, written = _walkable(stores, known, links), queue.until[known.store]
     rows = np.flatnonzero(others)
@@ -281,12 +286,13 @@ def _retries(
     # Either the retry itself, or a walk of another instruction.
     in_doubt = queued & early & (lived > 0)
     if cpus > 1:
-        soon = read - since <= longest
+        soon = read - since <= LAG_MAX_S * tick_hz
         in_doubt |= queued & (soon != early)
         answered &= ~soon
-    entries = stores.address[known.store[answered]]
-    found = Reads(since[answered] + 2, entries)
-    return found, known.mm[answered], int(np.count_nonzero(in_doubt))
+    # The clocks may place the store after the retry, but the walk that faulted is long over.
+    early = np.minimum((since - known.time) // 2, round(EARLY_MAX_S * tick_hz))
+    found = Reads(since + 2, stores.address[known.store], known.mm, since - early)
+    return Reads(*(column[answered] for column in found)), int(np.count_nonzero(in_doubt))
 
 
 def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
@@ -330,42 +336,46 @@ def _alone(walks: Walks, others: Bools, stores: Stores, links: Links) -> tuple[B
 
 
 def _of_tables(
-    walks: Walks, alone: Bools, links: Links, answered: Sequence[Reads], longest: float
+    walks: Walks, alone: Bools, links: Links, retries: Reads, faults: Reads, tick_hz: float
 ) -> Bools:
     """Which reads of a line with huge pages and tables are of walks that the queue answered.
 
+    A retry's is the first one after the store, and that of a walk that faulted the last one before
+    its event. Both may be late because of an interrupt: then the process does not run meanwhile.
+
     :param alone: mask of the reads that no read of a PTE follows.
-    :param answered: the inferred retries, and the inferred walks that faulted.
+    :param retries: inferred ones, as are the `faults`.
     """
     rows = np.flatnonzero(alone)
     found = np.zeros(walks.time.size, np.bool_)
     reads = LineTimes(walks.line[rows], walks.time[rows])
     if not reads.size:
         return found
-    for of in answered:
-        line = _parent(of, links)
-        after, before = reads.first_from(line, of.time), reads.last_before(line, of.time)
-        late = np.where(after >= 0, reads.time[after] - of.time, STILL_QUEUED)
-        early = np.where(before >= 0, of.time - reads.time[before], STILL_QUEUED)
-        nearest = np.where(late < early, after, before)[np.minimum(late, early) <= longest]
-        found[rows[reads.order[nearest]]] = True
+    lived = LineTimes(walks.mm[walks.ends], walks.time[walks.ends])
+    after = reads.first_from(_parent(retries.address, retries.time, links), retries.limit)
+    before = reads.last_before(_parent(faults.address, faults.time, links), faults.limit)
+    for of, place in ((retries, after), (faults, before)):
+        at = reads.time[place]
+        apart = np.abs(at - of.time)
+        others = _between(lived, of.mm, np.minimum(at, of.time), np.maximum(at, of.time))
+        near = (apart <= LAG_MAX_S * tick_hz) | (others == 0) & (apart <= HANDLER_MAX_S * tick_hz)
+        found[rows[reads.order[place[(place >= 0) & near]]]] = True
     return found
 
 
 def _queued_below(walks: Walks, reads: Bools, queue: Queue, links: Links) -> int:
     """How many of these reads of PMD entries came while a PTE in a table below was queued."""
     stores = queue.stores
-    below = LineTimes(_parent(Reads(stores.time, stores.address), links), stores.time)
+    below = LineTimes(_parent(stores.address, stores.time, links), stores.time)
     place = below.last_before(walks.line[reads], walks.time[reads])
     until = queue.until[below.order[place]]
     return int(np.count_nonzero((place >= 0) & (until > walks.time[reads])))
 
 
-def _parent(reads: Reads, links: Links) -> I64:
+def _parent(address: npt.NDArray[np.uint64], time: I64, links: Links) -> I64:
     """Line of the entry that leads to the table that each address is in, or -1."""
     linked = LineTimes(links.table, np.maximum(links.time, 0))
-    table = (reads.address >> np.uint64(12)).astype(np.int64)
-    place = linked.last_before(table, reads.time + 1)
+    place = linked.last_before((address >> np.uint64(12)).astype(np.int64), time + 1)
     line = np.append(links.address // np.uint64(LINE_BYTES), np.uint64(0)).astype(np.int64)
     return np.where(place >= 0, line[np.append(linked.order, -1)[place]], -1)
 

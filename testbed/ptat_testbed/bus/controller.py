@@ -12,10 +12,13 @@ A store completes when it is in the write pending queue (WPQ); its WR command co
 there and need no underfill then: Intel, "Xeon E5-2600 Uncore Performance Monitoring Guide"
 (327043), events WPQ_OCCUPANCY, WPQ_READ_HIT, WPQ_WRITE_HIT. Read and write major modes:
 MAJOR_MODES and CAS_COUNT of the same; "RD_CAS is not issued during WMM (with the exception of
-underfills)". Underfill reads of partial writes: CAS_COUNT.RD_UNDERFILL. Watermarks: gem5's MemCtrl.
+underfills)". Underfill reads of partial writes: CAS_COUNT.RD_UNDERFILL. Watermarks, and how many
+writes a read may have to wait for (`min_writes_per_switch`): gem5's MemCtrl.
 
 *Time.* A page fault takes about ten times as long in the emulator as on silicon. So does all here
-(`SLOWDOWN`): the retry of a walk meets the queue as it would on silicon.
+(`SLOWDOWN`): the retry of a walk meets the queue as it would on silicon. A CPU waits for what it
+reads, but its kernel's log is that of a CPU that did not: so no read may wait much longer than an
+event takes after its marker.
 
 Each channel has a queue of its own, and its own patrol scrub. The model takes no notice of banks
 and rows: LiteDRAM's controller does, behind it (``--bus gateware``).
@@ -60,6 +63,8 @@ class Controller:
     """Number of queued lines at which write major mode begins."""
     low: int = 16
     """Number of queued lines at which it ends."""
+    burst: int = 16
+    """Writes after which it ends for a read that waits."""
     idle_ns: int = NEVER_NS
     """Time without a read after which writes go out in read major mode, down to `low`."""
     age_ns: int = NEVER_NS

@@ -28,6 +28,7 @@ class Rules(NamedTuple):
     forwarding: bool
     high: int
     low: int
+    burst: int
     idle_ns: int
     age_ns: int
     others_ns: int
@@ -297,9 +298,12 @@ def _read(
     state: State,
     now: np.ndarray,
 ) -> None:
-    while now[0].writing:
+    for _ in range(rules.burst):
+        if not now[0].writing:
+            break
         _drain_one(rules, _chosen(rules, state, now), at_ns, state, now)
         now[0].writing = now[0].queued > rules.low
+    now[0].writing = 0
     now[0].read_ns = at_ns
     at = _find(line, state, now)
     if at >= 0 and not rules.forwarding:
