@@ -96,6 +96,10 @@ class Reads(NamedTuple):
     mm: I64
     limit: I64
 
+    def where(self, mask: Bools) -> Reads:
+        """Some of them."""
+        return Reads(self.time[mask], self.address[mask], self.mm[mask], self.limit[mask])
+
 
 class Lives(NamedTuple):
     """Times at which address spaces ran, or at which they ended."""
@@ -187,7 +191,7 @@ def infer(
     answered, faulted = _answered_faults(walks, queue, known, tick_hz)
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
-    retries, in_doubt = _retries(walks, others, queue, known, faults, links, (tick_hz, cpus))
+    retries, in_doubt = _retries(walks, others, queue, known, faults, links, tick_hz, cpus)
     retried = Lives(retries.mm, retries.time)
     in_doubt += _killed(retried, exits, HANDLER_MAX_S * tick_hz, cpus)
     possible = _mapped_around(walks, queue, known, faults, retried)
@@ -251,8 +255,7 @@ def _answered_faults(
     lag = np.int64(np.median((known.time - seen)[usual])) if np.any(usual) else np.int64(1)
     time = np.minimum(np.maximum(known.time - lag, before + 3), known.time - 1)
     faulted = by_line.order[place[~answered & (place >= 0)]]
-    found = Reads(time, known.address, known.mm, until)
-    return Reads(*(column[answered] for column in found)), faulted
+    return Reads(time, known.address, known.mm, until).where(answered), faulted
 
 
 def _retries(
@@ -262,14 +265,13 @@ def _retries(
     known: _Known,
     faults: Pages,
     links: Links,
-    machine: tuple[float, int],
+    tick_hz: float,
+    cpus: int,
 ) -> tuple[Reads, int]:
     """The retries that the queue answered, and how many are in doubt.
 
     :param others: mask of the walks that did not fault.
-    :param machine: ticks per second, and the number of CPUs.
     """
-    tick_hz, cpus = machine
     stores = queue.stores
     since, written = _walkable(stores, known, links), queue.until[known.store]
     rows = np.flatnonzero(others)
@@ -292,7 +294,7 @@ def _retries(
     # The clocks may place the store after the retry, but the walk that faulted is long over.
     early = np.minimum((since - known.time) // 2, round(EARLY_MAX_S * tick_hz))
     found = Reads(since + 2, stores.address[known.store], known.mm, since - early)
-    return Reads(*(column[answered] for column in found)), int(np.count_nonzero(in_doubt))
+    return found.where(answered), int(np.count_nonzero(in_doubt))
 
 
 def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
