@@ -382,7 +382,7 @@ def format_without_field(path: Path, choose: random.Random) -> None:
 
 def formats_of_other_build(path: Path, choose: random.Random) -> None:
     """Event numbers are given when a kernel is built."""
-    for file in (path / "kernel" / "formats").glob("ptat_*"):
+    for file in (path / "kernel" / "formats").glob("[!h]*"):
         file.write_text(re.sub(r"ID: (\d+)", lambda m: f"ID: {int(m[1]) + 1}", file.read_text()))
 
 

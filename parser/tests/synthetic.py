@@ -75,9 +75,10 @@ EVENTS = {
         ("error_code", "u64", 24, 8, 0),
     ],
     "ptat_marker": [("seq", "u64", 8, 8, 0), ("cookie", "u64", 16, 8, 0)],
+    "tlb_flush": [("reason", "int", 8, 4, 1), ("pages", "unsigned long", 16, 8, 0)],
 }
 EVENT_ID = {name: 360 + i for i, name in enumerate(EVENTS)}
-UNMARKED = {"ptat_fault", "ptat_pte_set", "ptat_pte_clear"}
+UNMARKED = {"ptat_fault", "ptat_pte_set", "ptat_pte_clear", "tlb_flush"}
 
 HEADER_PAGE = """\
 	field: u64 timestamp;	offset:0;	size:8;	signed:0;
@@ -266,7 +267,7 @@ class Machine:
             self.seq += 1
             values["seq"] = self.seq
             self.access_bus(REGION_BASE + self.seq % MARKER_SLOTS * MARKER_STRIDE, True)
-        elif name != "ptat_fault":
+        elif name.startswith("ptat_pte"):
             values["seq"] = 0
         self.now += self.rng.choice((100, 100, 150, 700))
         tsc = TSC_START + self.now * TSC_HZ // TICK_HZ
@@ -623,7 +624,7 @@ class Machine:
         return path
 
     def description(self) -> dict[str, object]:
-        enabled = [n for n in EVENTS if self.entries or not n.startswith("ptat_pte")]
+        enabled = [n for n in EVENTS if self.entries or not n.startswith(("ptat_pte", "tlb"))]
         return {
             "format": "ptat-session",
             "version": 1,

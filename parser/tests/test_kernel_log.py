@@ -133,6 +133,16 @@ def test_events_of_a_time_are_read(tmp_path_factory, seed, cpus, batch_pages, re
             assert rows(log.between(at, at)) == between(at, at)
 
 
+def test_flushes_of_a_whole_tlb_are_read(tmp_path):
+    machine = synthetic.Machine(cpus=2)
+    for pages in (tracepoints.FLUSH_ALL, 1, 0, tracepoints.FLUSH_ALL):
+        machine.event("tlb_flush", reason=0, pages=pages)
+        machine.exec()
+    flushes = read_kernel_log(machine.write(tmp_path / "s") / "kernel").flushes
+    times = sorted(time for events in machine.log for time, _ in events)
+    assert flushes.tolist() == [times[1], times[7]]  # the first one is the START marker
+
+
 def test_neither_faults_nor_entries_were_asked_for(tmp_path):
     """As with --no-faults: then there are no formats of theirs."""
     machine = synthetic.Machine(granularity=64)

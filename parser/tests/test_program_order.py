@@ -182,10 +182,12 @@ def test_unseen_scrub_reads_no_more_than_a_run_of_tables(tables, lines, gap):
     assert most_unseen(integers(*lines), integers(*sorted(tables)), gap) == most
 
 
-def inferred(walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS, exits=()):
+def inferred(
+    walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS, exits=(), flushes=()
+):
     queue = Queue(stores, integers(*until), whole_lines)
     ends = Lives(integers(*(0 for _ in exits)), integers(*exits))
-    return infer(walks, queue, faults, links, ends, TICK_HZ, cpus)
+    return infer(walks, queue, faults, links, ends, integers(*flushes), TICK_HZ, cpus)
 
 
 FAULT = pages_at((1000, 1))
@@ -260,6 +262,23 @@ def test_pages_mapped_around_a_fault_may_have_been_walked():
     walks = walks_at((900, ENTRY), *((at, FAR) for at in range(2100, 2600, 100)), (9000, ENTRY))
     assert inferred(walks, stores, [5000, 5000], FAULT).possible == 1
     assert inferred(walks, stores, [1995, 5000], FAULT).possible == 0
+
+
+@pytest.mark.parametrize(
+    ("flushes", "cpus", "missed"),
+    [
+        ([3000], 1, 1),
+        ([1500, 4450, 9500], 1, 0),  # before the store, after the last walk, and after the WR
+        ([3000, 4050], 1, 2),
+        ([3000, 3500], 1, 1),
+        ([3000, 3500], 2, 2),
+    ],
+)
+@pytest.mark.parametrize(("whole_lines", "pages"), [(True, 8), (False, 1)])
+def test_a_page_may_be_walked_after_a_flush(whole_lines, pages, flushes, cpus, missed):
+    walks = walks_at((900, ENTRY), *((at, FAR) for at in range(4000, 4500, 100)))
+    options = {"whole_lines": whole_lines, "cpus": cpus, "flushes": flushes}
+    assert inferred(walks, STORE, [9000], FAULT, **options).possible == missed * pages
 
 
 @pytest.mark.parametrize(("whole_lines", "pages"), [(True, 8), (False, 1)])

@@ -31,7 +31,7 @@ def logged(*rows) -> KernelLog:
         tables[i]["kind"] = kind
         tables[i]["pa"] = BASE + (page << 12) if page else 0
         tables[i]["slot_pa"] = BASE + (slot_page << 12) if slot_page else 0
-    return KernelLog(tables, TimedLog(), 0, 0, [])
+    return KernelLog(tables, TimedLog(), 0, 0, [], np.empty(0, np.uint64))
 
 
 @pytest.mark.parametrize(

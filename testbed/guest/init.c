@@ -17,7 +17,7 @@
  *	levels   what is written to /sys/kernel/mm/ptat/levels
  *	readback what is written to /sys/kernel/mm/ptat/readback; else the kernel's choice stays
  *	marker-access what is written to /sys/kernel/mm/ptat/marker_access; else markers are stores
- *	event    a tracepoint of the system ptat to enable
+ *	event    a tracepoint to enable, as system/name
  *	buffer   ring buffer of each CPU in KiB
  *	traps    if it is there: TLB misses trap; write their records to kernel/trapN.raw
  *	maps     record what the command maps to kernel/maps.jsonl; the value is
@@ -461,13 +461,13 @@ static void setup_tracing(const struct config *config)
 	}
 	must_put(PTAT_TRACING "/" PTAT_BUFFER_SIZE, config->buffer);
 	for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
-		snprintf(path, sizeof(path), PTAT_TRACING "/events/%s", formats[i]);
+		snprintf(path, sizeof(path), PTAT_TRACING "/" PTAT_EVENTS "/%s", formats[i]);
 		snprintf(name, sizeof(name), "formats/%s", formats[i]);
 		copy_to_log(path, name);
 	}
 	for (char **event = config->events; event && *event; event++) {
 		snprintf(path, sizeof(path), PTAT_TRACING "/" PTAT_EVENTS "/%s/format", *event);
-		snprintf(name, sizeof(name), "formats/%s", *event);
+		snprintf(name, sizeof(name), "formats/%s", basename(*event));
 		copy_to_log(path, name);
 		snprintf(path, sizeof(path), PTAT_TRACING "/" PTAT_EVENTS "/%s/enable", *event);
 		must_put(path, "1");

@@ -125,9 +125,9 @@ def test_a_recording():
         b"env=EMPTY=",
         b"cwd=/home",
     ]
-    assert {b"self=2", b"levels=pte", b"event=ptat_leaf_set", b"buffer=4096"} < set(settings)
-    assert b"event=ptat_fault" not in settings
-    assert b"event=ptat_pte_set" not in settings
+    assert {b"self=2", b"levels=pte", b"event=ptat/ptat_leaf_set", b"buffer=4096"} < set(settings)
+    assert b"event=ptat/ptat_fault" not in settings
+    assert b"event=ptat/ptat_pte_set" not in settings
 
 
 def test_text_may_arrive_in_pieces():

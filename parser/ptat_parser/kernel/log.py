@@ -35,6 +35,7 @@ from ptat_parser.kernel.ring_buffer import (
     scan,
     table_events,
     timed_events,
+    whole_flushes,
 )
 from ptat_parser.kernel.tracepoints import (
     END_OF_CYCLES,
@@ -142,6 +143,8 @@ class KernelLog:
     lost_events: int
     lost_seqs: int
     gaps: list[tuple[int | None, int | None]]
+    flushes: U64
+    """Times of flushes of any CPU's whole TLB (clock cycles, sorted), if they were recorded."""
 
 
 def _read_stats(path: Path) -> dict[str, int]:
@@ -167,9 +170,10 @@ def read_kernel_log(directory: Path) -> KernelLog:
     lost_events = 0
     gaps: list[tuple[int | None, int | None]] = []
     tables: list[npt.NDArray[Any]] = []
+    flushes = [np.empty(0, np.uint64)]
     timed = TimedLog()
     for path in paths:
-        lost, when = _read_cpu(CpuPages(path, layout), tables, timed)
+        lost, when = _read_cpu(CpuPages(path, layout), tables, flushes, timed)
         lost_events += lost
         gaps += when
 
@@ -177,11 +181,11 @@ def read_kernel_log(directory: Path) -> KernelLog:
     if np.any(table["seq"][1:] == table["seq"][:-1]):
         raise ParseError(f"{directory}: two events with one sequence number", "record again")
     lost_seqs = int(table["seq"][-1] - table["seq"][0]) + 1 - table.size if table.size else 0
-    return KernelLog(table, timed, lost_events, lost_seqs, gaps)
+    return KernelLog(table, timed, lost_events, lost_seqs, gaps, np.sort(np.concatenate(flushes)))
 
 
 def _read_cpu(
-    cpu: CpuPages, tables: list[npt.NDArray[Any]], timed: TimedLog
+    cpu: CpuPages, tables: list[npt.NDArray[Any]], flushes: list[U64], timed: TimedLog
 ) -> tuple[int, list[tuple[int | None, int | None]]]:
     """Add a CPU's events; return the number that it lost, and the intervals of the losses."""
     path, layout = cpu.path, cpu.layout
@@ -192,6 +196,7 @@ def _read_cpu(
         missed += scanned.missed
         uncounted += scanned.missed_uncounted
         timed.note(scanned, layout)
+        flushes.append(whole_flushes(scanned, layout))
         page_times.append(scanned.page_times)
         found = table_events(scanned, layout)
         if not found.size:

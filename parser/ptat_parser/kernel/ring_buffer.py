@@ -20,6 +20,8 @@ from ptat_parser.errors import ParseError
 from ptat_parser.formats.storage import read_array
 from ptat_parser.kernel.tracepoints import (
     END_OF_CYCLES,
+    FLUSH_ALL,
+    FLUSH_EVENTS,
     INTEGER_FIELDS,
     LEVELS,
     NEEDED_FIELDS,
@@ -154,7 +156,8 @@ class Layout:
                 f"{directory}/header_event: a ring buffer that this version cannot read",
                 "update ptat",
             )
-        self.formats = {path.name: _read_format(path) for path in sorted(directory.glob("ptat_*"))}
+        paths = [*directory.glob("ptat_*"), *(directory / name for name in FLUSH_EVENTS)]
+        self.formats = {path.name: _read_format(path) for path in sorted(paths) if path.exists()}
         missing = [name for name in TABLE_KINDS if name not in self.formats]
         if missing:
             raise ParseError(
@@ -470,6 +473,18 @@ def count_kinds(scanned: Scanned, layout: Layout) -> list[int]:
     """Number of events of each of `TIMED_KINDS`."""
     counts = np.bincount(layout.timed[0][scanned.kind], minlength=len(TIMED_KINDS))
     found: list[int] = counts[: len(TIMED_KINDS)].tolist()
+    return found
+
+
+def whole_flushes(scanned: Scanned, layout: Layout) -> U64:
+    """Times of flushes of a CPU's whole TLB (clock cycles)."""
+    (name,) = FLUSH_EVENTS
+    if name not in layout.formats:
+        return np.empty(0, np.uint64)
+    format = layout.formats[name]
+    rows = np.flatnonzero(scanned.kind == format.id)
+    pages = scanned.column(rows, format.fields["pages"])
+    found: U64 = scanned.time[rows[pages == np.uint64(FLUSH_ALL)]]
     return found
 
 

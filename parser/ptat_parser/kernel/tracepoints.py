@@ -23,6 +23,10 @@ TABLE_EVENTS = (
 FAULT_EVENTS = ("ptat_fault",)
 ENTRY_EVENTS = ("ptat_pte_set", "ptat_pte_clear")
 """Optional events, which have neither."""
+FLUSH_EVENTS = ("tlb_flush",)
+"""Linux's own, optional: a CPU's TLB is flushed. They have neither, too."""
+FLUSH_ALL = (1 << 64) - 1
+"""Their number of pages if it is flushed as a whole (`TLB_FLUSH_ALL`)."""
 
 TABLE_KINDS = TABLE_EVENTS
 """Index = `kind` of a row of `TABLE_EVENT`."""
@@ -103,6 +107,7 @@ NEEDED_FIELDS = {
     "ptat_fault": ("mm", "va"),
     "ptat_pte_set": _ENTRY_FIELDS,
     "ptat_pte_clear": _ENTRY_FIELDS,
+    "tlb_flush": ("pages",),
 }
 """Fields that each event must have; unknown fields are ignored."""
 
@@ -110,3 +115,8 @@ END_OF_CYCLES = (1 << 64) - 1
 LEVELS = (1, 2)
 TGID_MAX = 1 << 22
 """Linux's PID_MAX_LIMIT."""
+
+
+def folder_of(event: str) -> str:
+    """A tracepoint below ``events/`` of tracefs."""
+    return f"{'tlb' if event in FLUSH_EVENTS else 'ptat'}/{event}"

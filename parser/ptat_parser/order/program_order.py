@@ -165,6 +165,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
         return found
     fitted, placed = _clock(session, stream, marker, log)
     stores, faults, links, exits = _of_log(session, stream, log, fitted, placed)
+    flushes = fitted.to_ticks(log.flushes).view(np.int64) - stream.start_ticks
     found.stores = stores.time.size
     tick_hz = session.channel.tick_hz
     write_line, write_time = kinds.line[kinds.write], stream.time[kinds.write]
@@ -181,7 +182,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     if contract.forwarding:
         queue = Queue(stores, written.until, contract.ecc)
         walks = _walks(session, kinds, stream, walk, log, placed)
-        inferred = infer(walks, queue, faults, links, exits, tick_hz, session.kernel.cpus)
+        inferred = infer(walks, queue, faults, links, exits, flushes, tick_hz, session.kernel.cpus)
     found.inferred, found.inferred_faults = inferred.retries.time.size, inferred.faults.time.size
     found.in_doubt, found.possible = inferred.in_doubt, inferred.possible
     found.ptes_answered = int(np.count_nonzero(inferred.pte_answered))

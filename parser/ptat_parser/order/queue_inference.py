@@ -14,7 +14,7 @@ A thread that is killed while the handler runs does not retry. Where another CPU
 as many retries before the end of an address space are in doubt.
 
 Other walks of a queued line leave no trace. A page may have had one if its entry was stored since
-its last walk, or if its TLB entry was evicted (`EVICTION_WALKS`): `possible`.
+its last walk, or if its TLB entry was evicted (`EVICTION_WALKS`) or flushed: `possible`.
 """
 
 from __future__ import annotations
@@ -181,10 +181,15 @@ def infer(
     faults: Pages,
     links: Links,
     exits: Lives,
+    flushes: I64,
     tick_hz: float,
     cpus: int,
 ) -> Inferred:
-    """Infer the walks that the queue answered; times are in ticks. `exits`: ends of spaces."""
+    """Infer the walks that the queue answered; times are in ticks.
+
+    :param exits: ends of address spaces.
+    :param flushes: times at which a CPU lost all of its TLB, sorted.
+    """
     if not queue.stores.time.size:
         return nothing_inferred(walks.time.size)
     known = _with_stores(faults, queue.stores, links, HANDLER_MAX_S * tick_hz)
@@ -196,6 +201,7 @@ def infer(
     in_doubt += _killed(retried, exits, HANDLER_MAX_S * tick_hz, cpus)
     possible = _mapped_around(walks, queue, known, faults, retried)
     possible += _evicted(walks, queue, retried)
+    possible += _flushed(queue, flushes, _lives(walks, faults, retried), cpus)
     alone, huge = _alone(walks, others, queue.stores, links)
     of_tables = _of_tables(walks, alone & huge, links, retries, answered, tick_hz)
     # Each of them may have been a miss of a huge page, and others that are taken for one may not.
@@ -406,13 +412,48 @@ def _mapped_around(walks: Walks, queue: Queue, known: _Known, faults: Pages, ret
     stores = queue.stores
     around = stores.present & (stores.page >= 0)
     around[known.store] = False
-    lives = LineTimes(
-        np.concatenate([walks.mm, faults.mm, retries.mm]),
-        np.concatenate([walks.time, faults.time, retries.time]),
-    )
+    lives = _lives(walks, faults, retries)
     place = lives.first_from(stores.mm[around], stores.time[around])
     lived = np.where(place >= 0, lives.time[place] if lives.size else 0, STILL_QUEUED)
     return int(np.count_nonzero(lived < queue.until[around]))
+
+
+def _lives(walks: Walks, faults: Pages, retries: Lives) -> LineTimes:
+    """When each address space is known to have run."""
+    return LineTimes(
+        np.concatenate([walks.mm, faults.mm, retries.mm]),
+        np.concatenate([walks.time, faults.time, retries.time]),
+    )
+
+
+def _queued_units(queue: Queue) -> I64:
+    """Rows of stores to pages' entries, the first of each time that its unit was queued."""
+    stores = queue.stores
+    leaves = np.flatnonzero(stores.page >= 0)
+    unit = (stores.address[leaves] // np.uint64(queue.unit_bytes)).astype(np.int64)
+    queued = np.stack([unit, queue.until[leaves]])
+    return leaves[np.unique(queued, axis=1, return_index=True)[1]]
+
+
+def _flushed(queue: Queue, flushes: I64, lives: LineTimes, cpus: int) -> int:
+    """Upper bound of the misses of queued pages after flushes of a TLB.
+
+    Each page that the queue answers may miss once after each, if its address space runs before the
+    unit is written, and before the next flush. That may be of another CPU's TLB.
+    """
+    stores, first = queue.stores, _queued_units(queue)
+    if not flushes.size:
+        return 0
+    begin = np.searchsorted(flushes, stores.time[first])
+    number = np.searchsorted(flushes, queue.until[first]) - begin
+    row = np.repeat(first, number)
+    flush = np.arange(row.size) - np.repeat(np.cumsum(number) - number - begin, number)
+    end = queue.until[row]
+    if cpus == 1:
+        end = np.minimum(end, np.append(flushes, STILL_QUEUED)[flush + 1])
+    place = lives.first_from(stores.mm[row], flushes[flush])
+    lived = np.where(place >= 0, lives.time[place], STILL_QUEUED)
+    return int(np.count_nonzero(lived < end)) * (queue.unit_bytes // WORD_BYTES)
 
 
 def _evicted(walks: Walks, queue: Queue, retries: Lives) -> int:
@@ -420,11 +461,7 @@ def _evicted(walks: Walks, queue: Queue, retries: Lives) -> int:
 
     Each `EVICTION_WALKS` of its address space may have evicted each page that the queue answers.
     """
-    stores = queue.stores
-    leaves = np.flatnonzero(stores.page >= 0)
-    unit = (stores.address[leaves] // np.uint64(queue.unit_bytes)).astype(np.int64)
-    queued = np.stack([unit, queue.until[leaves]])
-    first = leaves[np.unique(queued, axis=1, return_index=True)[1]]
+    stores, first = queue.stores, _queued_units(queue)
     ends = walks.ends
     walked = LineTimes(
         np.concatenate([walks.mm[ends], retries.mm]),

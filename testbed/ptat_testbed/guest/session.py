@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from ptat_host.boards.base import BoardError, RecordRequest
 from ptat_host.boards.live.kernel_files import TRACE_CHILDREN, TRACE_COMMAND, TRACE_NOTHING
 from ptat_host.boards.live.tracing import events_of
+from ptat_parser.kernel.tracepoints import folder_of
 from ptat_testbed.guest.qemu import Machine, QmpError
 from ptat_testbed.guest.steps import progress
 
@@ -93,7 +94,7 @@ def configuration(
         settings.append(("readback", "on"))
     if request.markers:
         settings.append(("marker-access", request.markers))
-    settings += [("event", name) for name in events_of(request)]
+    settings += [("event", folder_of(name)) for name in events_of(request)]
     if traps:
         settings.append(("traps", ""))
     if request.maps:

@@ -25,7 +25,7 @@ from ptat_parser.kernel.tracepoints import COOKIE_START, COOKIE_STOP
 CONTROL = Path("/sys/kernel/mm/ptat")
 CHECK_FILE = Path("/sys/kernel/debug/ptat/check")
 TRACING = Path("/sys/kernel/tracing")
-EVENTS = "events/ptat"
+EVENTS = "events"
 """Below a tracing instance."""
 
 TRACE_SETTINGS = {

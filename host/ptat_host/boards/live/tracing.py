@@ -22,7 +22,13 @@ from ptat_host.boards.live.kernel_files import (
     TRACE_SETTINGS,
     TRACING,
 )
-from ptat_parser.kernel.tracepoints import ENTRY_EVENTS, FAULT_EVENTS, TABLE_EVENTS
+from ptat_parser.kernel.tracepoints import (
+    ENTRY_EVENTS,
+    FAULT_EVENTS,
+    FLUSH_EVENTS,
+    TABLE_EVENTS,
+    folder_of,
+)
 
 INSTANCE = "ptat"
 LOG_PAGES = 64
@@ -37,6 +43,8 @@ def events_of(request: RecordRequest) -> list[str]:
         events += ENTRY_EVENTS
     if request.faults:
         events += FAULT_EVENTS
+    if request.markers == "load":  # behind a memory controller
+        events += FLUSH_EVENTS
     return events
 
 
@@ -88,7 +96,7 @@ class Tracing:
         for name in PAGE_FORMATS:
             (formats / name).write_bytes((TRACING / "events" / name).read_bytes())
         for event in events:
-            source = self._instance / EVENTS / event
+            source = self._instance / EVENTS / folder_of(event)
             (formats / event).write_bytes((source / "format").read_bytes())
             (source / "enable").write_text("1")
 
