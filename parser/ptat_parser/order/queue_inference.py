@@ -203,11 +203,11 @@ def infer(
     possible += _evicted(walks, queue, retried)
     possible += _flushed(queue, flushes, _lives(walks, faults, retried), cpus)
     alone, huge = _alone(walks, others, queue.stores, links)
-    of_tables = _of_tables(walks, alone & huge, links, retries, answered, tick_hz)
-    # Each of them may have been a miss of a huge page, and others that are taken for one may not.
-    possible += int(np.count_nonzero(of_tables))
-    in_doubt += _queued_below(walks, alone & huge & ~of_tables, queue, links)
-    return Inferred(retries, answered, in_doubt, possible, (alone & ~huge) | of_tables)
+    explained = _of_inferred(walks, alone, links, retries, answered, tick_hz)
+    # What is explained may have been a huge page's miss, and what is not, a walk more.
+    possible += int(np.count_nonzero(alone & (explained == huge)))
+    in_doubt += _queued_below(walks, alone & huge & ~explained, queue, links)
+    return Inferred(retries, answered, in_doubt, possible, alone & (explained | ~huge))
 
 
 def _key(mm: I64, page: I64, shift: int) -> I64:
@@ -343,10 +343,10 @@ def _alone(walks: Walks, others: Bools, stores: Stores, links: Links) -> tuple[B
     return alone, huge
 
 
-def _of_tables(
+def _of_inferred(
     walks: Walks, alone: Bools, links: Links, retries: Reads, faults: Reads, tick_hz: float
 ) -> Bools:
-    """Which reads of a line with huge pages and tables are of walks that the queue answered.
+    """Which reads of PMD entries are of inferred walks.
 
     A retry's is the first one after the store, and that of a walk that faulted the last one before
     its event. Both may be late because of an interrupt: then the process does not run meanwhile.
