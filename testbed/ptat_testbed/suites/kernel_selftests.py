@@ -58,7 +58,7 @@ moment: it fails now and then, on any kernel. Linux 6.18's run_vmtests.sh spares
 (<https://lore.kernel.org/all/20250909061531.57272-2-dev.jain@arm.com/>); so does this one."""
 SHORT = CATEGORIES[: CATEGORIES.index("gup_test")]
 """Those that take seconds."""
-CATEGORY_TIMEOUT_S = 900
+CATEGORY_TIMEOUT_S = 1800
 COMPARE_EVERY_S = 2.0
 REGION_BYTES = 32 << 20
 RESULT = re.compile(r"^(ok|not ok) \d+ (.*?)(?: # (SKIP|exit=\d+).*)?$", re.M)
