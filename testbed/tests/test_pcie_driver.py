@@ -25,7 +25,8 @@ from ptat_testbed.suites.pcie_driver import DrivenGuest, record_command
 
 RECORDING_S = 600.0
 """Until a guest on a busy machine records."""
-WALKS_BEFORE = 2000
+WALKS_BEFORE = 20_000
+"""More than the recorder's child makes before it executes the program."""
 PROGRAM = ("bash", "-c", "gups --bytes 16M --updates 100K >&2 && echo the program lived >&2")
 GUPS = "gups --bytes 16M --updates 2K >&2"
 
