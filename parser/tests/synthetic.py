@@ -624,7 +624,8 @@ class Machine:
         return path
 
     def description(self) -> dict[str, object]:
-        enabled = [n for n in EVENTS if self.entries or not n.startswith(("ptat_pte", "tlb"))]
+        left_out = ("tlb",) if self.entries else ("tlb", "ptat_pte")
+        enabled = [name for name in EVENTS if not name.startswith(left_out)]
         return {
             "format": "ptat-session",
             "version": 1,

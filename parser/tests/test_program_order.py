@@ -450,6 +450,14 @@ def test_memory_without_ecc_under_a_contract_with_ecc_is_named(behind):
     assert "its contract is no-ecc" in warning
 
 
+def test_a_bound_without_flushes_is_named(behind):
+    path, made, _ = behind
+    assert parse(path).summary["controller"]["flushes"] == 0
+    older = parse(write_queue.write(made, path.with_name("older"), flushes=False)).summary
+    assert older["controller"]["flushes"] is None
+    assert "without tlb_flush events" in older["warnings"][0]
+
+
 def test_recordings_that_are_too_long_are_refused(behind):
     path, made, _ = behind
     made.bus.append((int(STILL_QUEUED) + 2000, synthetic.REGION_BASE + 64, 0))

@@ -298,7 +298,7 @@ def test_grammar_of_whole_walks(tmp_path, stray):
         ([900], 2, (0, 1)),
         ([900], 1, (1, 0)),
         ([900, 950], 2, (2, 0)),
-        ([1000 - validation.AT_ONCE_NS - 1], 2, (1, 0)),
+        ([1000 - validation.KILLED_NS - 1], 2, (1, 0)),
     ],
 )
 def test_a_thread_that_was_killed_may_not_have_retried(times_ns, cpus, counts):

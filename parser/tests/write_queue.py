@@ -7,6 +7,7 @@ from pathlib import Path
 import synthetic
 
 from ptat_parser.formats import truth
+from ptat_parser.kernel.tracepoints import FLUSH_EVENTS
 
 LINE_BYTES = 64
 MARKERS_END = synthetic.REGION_BASE + synthetic.MARKER_SLOTS * synthetic.MARKER_STRIDE
@@ -72,6 +73,7 @@ def write(
     path: Path,
     contract: dict[str, object] = CONTRACT,
     markers: str = "load",
+    flushes: bool = True,
 ) -> Path:
     """Write the session with its contract."""
     made.granularity = LINE_BYTES
@@ -81,6 +83,7 @@ def write(
     description = json.loads(file.read_text())
     description["board"]["contract"] = contract
     description["region"]["markers"] = markers
+    description["kernel"]["events"] += FLUSH_EVENTS if flushes else ()
     file.write_text(json.dumps(description))
     return path
 

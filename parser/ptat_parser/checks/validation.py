@@ -35,6 +35,8 @@ BLOCK_WORDS = truth.BLOCK_WORDS
 EXAMPLES_MAX = 10
 AT_ONCE_NS = 50_000_000
 """Longest stop of a CPU between its walk and the fault's event."""
+KILLED_NS = 50_000_000
+"""Longest time from the fault of a thread that is killed to the end of its process."""
 
 _COUNTERS = tuple(
     f"{name}.walk_completed" for name in ("dtlb_load_misses", "dtlb_store_misses", "itlb_misses")
@@ -231,7 +233,7 @@ class _Inferred:
             if key in self._walked:
                 continue
             process, end_ns = key[0], self._exited_ns[key[0]]
-            at_end = end_ns is not None and end_ns - times_ns[-1] <= AT_ONCE_NS
+            at_end = end_ns is not None and end_ns - times_ns[-1] <= KILLED_NS
             if len(times_ns) == 1 and at_end and killed[process] < self._others:
                 killed[process] += 1
             else:

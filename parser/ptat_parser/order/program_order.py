@@ -77,6 +77,8 @@ class Found:
     ptes_answered: int = 0
     in_doubt: int = 0
     possible: int = 0
+    flushes: int | None = None
+    """Flushes of a CPU's whole TLB; None: not recorded."""
 
     def summary(self, misses: int, lost: int) -> dict[str, Any]:
         """`controller` of summary.json, with the bound for the true number of `misses`.
@@ -89,14 +91,20 @@ class Found:
 
     @property
     def warnings(self) -> list[str]:
-        """What speaks against the contract."""
+        """What speaks against the contract, or is missing from the bound."""
+        found = []
         without = self.writes_without_underfill
-        if without <= WITHOUT_UNDERFILL_MAX * self.writes:
-            return []
-        return [
-            f"{without:,} of {self.writes:,} writes had no underfill read: is this memory without"
-            " ECC? Then its contract is no-ecc"
-        ]
+        if without > WITHOUT_UNDERFILL_MAX * self.writes:
+            found.append(
+                f"{without:,} of {self.writes:,} writes had no underfill read: is this memory"
+                " without ECC? Then its contract is no-ecc"
+            )
+        if self.flushes is None and self.inferred + self.inferred_faults:
+            found.append(
+                "recorded without tlb_flush events: the bound lacks misses after flushes of the"
+                " TLB; record again with this version"
+            )
+        return found
 
 
 class Marks(NamedTuple):
@@ -167,6 +175,8 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     stores, faults, links, exits = _of_log(session, stream, log, fitted, placed)
     flushes = fitted.to_ticks(log.flushes).view(np.int64) - stream.start_ticks
     found.stores = stores.time.size
+    if set(tracepoints.FLUSH_EVENTS) <= set(session.kernel.events):
+        found.flushes = flushes.size
     tick_hz = session.channel.tick_hz
     write_line, write_time = kinds.line[kinds.write], stream.time[kinds.write]
     delay = store_delay(stores, write_line, write_time, tick_hz)
