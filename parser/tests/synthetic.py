@@ -112,7 +112,8 @@ def format_text(name: str) -> str:
 
 def event_bytes(name: str, values: dict[str, int | str]) -> bytes:
     data = bytearray(8)
-    struct.pack_into("<HBBi", data, 0, EVENT_ID[name], 0, 0, 42)
+    thread = 40 + int(values.get("mm", 0))
+    struct.pack_into("<HBBi", data, 0, EVENT_ID[name], 0, 0, thread)
     for field_name, _, offset, size, signed in EVENTS[name]:
         value = values[field_name.split("[")[0]]
         if isinstance(value, str):
@@ -482,7 +483,7 @@ class Machine:
         """A load or store that misses the TLB, with the fault and second walk that it may need."""
         while not self.walk(mm, va, write):
             self.now += self.rng.randrange(200, 900)
-            self.event("ptat_fault", mm=mm.id, va=va, error_code=2 * write)
+            self.event("ptat_fault", mm=mm.id, va=va, error_code=4 | 2 * write)
             self.read_back()
             self.now += self.rng.randrange(1000, 3000)
             self.fix(mm, va, write)

@@ -22,9 +22,8 @@ from ptat_parser.order.clock import Clock
 from ptat_parser.order.line_times import LineTimes
 from ptat_parser.order.queue_inference import (
     EVICTION_WALKS,
+    Faults,
     Links,
-    Lives,
-    Pages,
     Queue,
     Walks,
     infer,
@@ -58,9 +57,10 @@ def walks_at(*rows):
     return Walks(time, address // 64, 0 * time, np.ones(time.size, np.bool_), 0 * time - 1)
 
 
-def pages_at(*rows):
+def faults_at(*rows):
+    """Faults of one thread in user mode: time and page of each."""
     time, page = (integers(*column) for column in zip(*rows, strict=True))
-    return Pages(0 * time, page, time)
+    return Faults(0 * time, page, time, 0 * time, np.ones(time.size, np.bool_))
 
 
 def links_at(*rows):
@@ -182,15 +182,12 @@ def test_unseen_scrub_reads_no_more_than_a_run_of_tables(tables, lines, gap):
     assert most_unseen(integers(*lines), integers(*sorted(tables)), gap) == most
 
 
-def inferred(
-    walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS, exits=(), flushes=()
-):
+def inferred(walks, stores, until, faults, whole_lines=True, cpus=1, links=NO_LINKS, flushes=()):
     queue = Queue(stores, integers(*until), whole_lines)
-    ends = Lives(integers(*(0 for _ in exits)), integers(*exits))
-    return infer(walks, queue, faults, links, ends, integers(*flushes), TICK_HZ, cpus)
+    return infer(walks, queue, faults, links, integers(*flushes), TICK_HZ, cpus)
 
 
-FAULT = pages_at((1000, 1))
+FAULT = faults_at((1000, 1))
 STORE = stores_at((2000, ENTRY, 1))
 """Page 1 faults, and the handler stores its entry."""
 
@@ -204,7 +201,7 @@ def test_a_retry_that_is_on_the_bus_is_not_inferred():
 def test_the_event_of_a_fault_may_seem_to_precede_its_walk():
     walks = walks_at((1200, ENTRY), (3000, ENTRY), (5200, ENTRY), (7000, ENTRY), (8000, FAR))
     stores = stores_at((2000, ENTRY, 1), (6000, NEIGHBOUR, 2))
-    found = inferred(walks, stores, [2500, 6500], pages_at((1000, 1), (5000, 2)))
+    found = inferred(walks, stores, [2500, 6500], faults_at((1000, 1), (5000, 2)))
     assert found.retries.time.size == found.faults.time.size == found.in_doubt == 0
 
 
@@ -219,7 +216,7 @@ def test_a_retry_is_inferred_where_the_process_went_on():
 def test_a_table_filled_in_before_its_link_is_walked_after_it(earlier):
     """As where a fault splits a huge page; its page may have held another table before."""
     walks = walks_at((1500, FAR), (7000, FAR), (7100, FAR), (7200, FAR), (7300, FAR))
-    stores, faults = stores_at((2000, ENTRY, 1)), pages_at((1600, 1))
+    stores, faults = stores_at((2000, ENTRY, 1)), faults_at((1600, 1))
     split = links_at(*earlier, (6000, 0, 0x3000, ENTRY, 1700))
     found = inferred(walks, stores, [9000], faults, links=split)
     assert found.retries.time.tolist() == [6002]
@@ -231,7 +228,8 @@ def test_a_table_filled_in_before_its_link_is_walked_after_it(earlier):
 
 def test_of_all_faults_before_a_store_the_last_is_retried():
     """As when another process faults in between, and a huge page is stored in the end."""
-    faults = Pages(integers(0, 1, 0), integers(1, 700, 1), integers(1000, 1300, 1600))
+    faults = faults_at((1000, 1), (1300, 700), (1600, 1))
+    faults = faults._replace(mm=integers(0, 1, 0), thread=integers(0, 1, 0))
     stores = stores_at((2000, ENTRY, 1))
     walks = walks_at((900, ENTRY), (1500, ENTRY), *((at, FAR) for at in range(4000, 4500, 100)))
     assert inferred(walks, stores, [9000], faults).retries.address.tolist() == [ENTRY]
@@ -305,7 +303,7 @@ def test_a_walk_may_show_only_its_read_of_the_pmd_entry():
     parent = np.where(address == table, pmd // 64, -1)
     walks = Walks(time, address // 64, 0 * time, address == table, parent)
     walks = Walks(*(column[order] for column in walks))
-    faults = pages_at((4100, 512))
+    faults = faults_at((4100, 512))
     stores = stores_at((2000, ENTRY, 1), (4200, 0x4000, 512))
     second = links_at((800, 0, pmd, table, 700), (4150, 512, pmd + 8, 0x4000, 4120))
     found = inferred(walks, stores, [5000, 5000], faults, links=second)
@@ -373,14 +371,46 @@ def test_a_miss_of_a_huge_page_is_in_doubt_while_an_entry_below_is_queued(until,
     assert found.in_doubt == in_doubt
 
 
+@pytest.mark.parametrize(("late", "in_doubt"), [(10, 0), (60_000, 1)])
+def test_a_late_read_is_not_certainly_the_retry(late, in_doubt):
+    found = inferred(walks_at((900, ENTRY), (2500 + late, ENTRY)), STORE, [2400], FAULT)
+    assert (found.retries.time.size, found.in_doubt) == (0, in_doubt)
+
+
+USER, KERNEL = True, False
+
+
 @pytest.mark.parametrize(
-    ("cpus", "end", "in_doubt"), [(1, 9000, 0), (2, 9000, 1), (4, 9000, 1), (2, 60_000_000, 0)]
+    ("later", "retried"),
+    [
+        ((5000, 7, 1, USER), False),
+        ((5000, 7, 0, USER), True),
+        ((5000, 1, 0, USER), True),
+        ((90_000, 7, 0, USER), False),  # after the read that may be the retry
+        ((79_000, 7, 0, USER), False),  # perhaps
+        ((5000, 7, 0, KERNEL), False),
+    ],
 )
-def test_a_thread_that_is_killed_does_not_retry(cpus, end, in_doubt):
-    walks = walks_at((900, ENTRY), *((at, FAR) for at in range(4000, 4500, 100)))
-    found = inferred(walks, STORE, [70_000_000], FAULT, cpus=cpus, exits=[end])
-    assert found.retries.time.size == 1
-    assert found.in_doubt == in_doubt
+def test_a_thread_among_others_went_on_if_it_faults_again(later, retried):
+    """`later`: time, page, thread and mode of a fault, after that of thread 0."""
+    time, page, thread, user = (
+        np.array(column)
+        for column in zip((1000, 1, 0, USER), (1100, 9, 1, USER), later, strict=True)
+    )
+    faults = Faults(0 * time, page, time, thread, user)
+    walks = walks_at((900, ENTRY), *GOES_ON, (80_000, ENTRY))
+    found = inferred(walks, STORE, [70_000], faults)
+    assert (found.retries.time.size, found.in_doubt) == (retried, not retried)
+
+
+@pytest.mark.parametrize(("page", "retried"), [(1, False), (7, True)])
+def test_a_retry_may_fault_where_another_thread_changed_the_entry(page, retried):
+    """As when it copies the address space, and the access is a store."""
+    faults = faults_at((1000, 1), (1100, 9), (5000, page))._replace(thread=integers(0, 1, 0))
+    stores = stores_at((2000, ENTRY, 1), (3000, ENTRY, 1))
+    walks = walks_at((900, ENTRY), *GOES_ON, (80_000, ENTRY))
+    found = inferred(walks, stores, [70_000, 70_000], faults)
+    assert (found.retries.time.size, found.in_doubt) == (retried, not retried)
 
 
 # Whole sessions -----------------------------------------------------------------------------------

@@ -290,23 +290,3 @@ def test_grammar_of_whole_walks(tmp_path, stray):
     assert found.kernel_reads == stray
     assert found.ok is not stray
     assert found.explained > 20
-
-
-@pytest.mark.parametrize(
-    ("times_ns", "cpus", "counts"),
-    [
-        ([900], 2, (0, 1)),
-        ([900], 1, (1, 0)),
-        ([900, 950], 2, (2, 0)),
-        ([1000 - validation.KILLED_NS - 1], 2, (1, 0)),
-    ],
-)
-def test_a_thread_that_was_killed_may_not_have_retried(times_ns, cpus, counts):
-    """One miss on each other CPU, shortly before the process ended at 1000 ns."""
-    found = validation._Inferred([1000, None], cpus)
-    ones = np.ones(len(times_ns), np.int64)
-    pages = (ones * 1 << 20).astype(np.uint64), (ones << 12).astype(np.uint64)
-    found.add_misses(0 * ones, *pages, np.array(times_ns))
-    found.add_misses(ones, *pages, np.array(times_ns))
-    found.add_walks(ones, *pages)
-    assert found.counts() == counts

@@ -515,11 +515,6 @@ def _rows(found: Validation) -> list[tuple[str, int | None, str]]:
             ("agree", found.matched, "of those that the bus shows"),
             ("wrong page", found.wrong_page, "in both, but of another process, page or page size"),
             ("wrong inferred", found.inferred_wrong, "of entries that the process did not miss in"),
-            (
-                "killed",
-                found.killed,
-                "the same, of threads that may have ended before they retried",
-            ),
             compared[-2],
             compared[-1],
         ]

@@ -35,8 +35,6 @@ BLOCK_WORDS = truth.BLOCK_WORDS
 EXAMPLES_MAX = 10
 AT_ONCE_NS = 50_000_000
 """Longest stop of a CPU between its walk and the fault's event."""
-KILLED_NS = 50_000_000
-"""Longest time from the fault of a thread that is killed to the end of its process."""
 
 _COUNTERS = tuple(
     f"{name}.walk_completed" for name in ("dtlb_load_misses", "dtlb_store_misses", "itlb_misses")
@@ -83,8 +81,7 @@ class Validation:
       `not_demanded`: those of them that the trace need not contain.
     - `bound`: behind a memory controller, the parser's bound for the true number of misses, which
       decides `ok`. `inferred`: misses without a read on the bus. `inferred_wrong`: those of them in
-      a line of entries in which no walk of the process missed. `killed`: as these, but of threads
-      that another CPU may have killed before they retried.
+      a line of entries in which no walk of the process missed.
     - `foreign_walks`: completed walks of untraced processes in page directories of traced ones.
     - `relative_error`: 1 − trace/counter over the processes that were traced from their start.
       `compared`: the same per process, one row for all pages and one for each page size.
@@ -114,7 +111,6 @@ class Validation:
     kernel_reads: int | None = None
     inferred: int | None = None
     inferred_wrong: int | None = None
-    killed: int | None = None
     bound: tuple[int, int] | None = None
     granularity_bytes: int = 8
     compared: list[Compared] = field(default_factory=list)
@@ -197,15 +193,10 @@ class _Swaps:
 
 
 class _Inferred:
-    """Inferred misses, and the lines of entries in which walks missed.
+    """Inferred misses, and the lines of entries in which walks missed."""
 
-    A thread that is killed while the kernel handles its fault does not retry, as when another
-    thread executes a program. One on each other CPU may be, shortly before its process ends.
-    """
-
-    def __init__(self, exited_ns: list[int | None], cpus: int) -> None:
-        self._exited_ns, self._others = exited_ns, cpus - 1
-        self._missed_ns: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    def __init__(self) -> None:
+        self._missed: Counter[tuple[int, int, int]] = Counter()
         self._walked: set[tuple[int, int, int]] = set()
 
     @staticmethod
@@ -214,31 +205,18 @@ class _Inferred:
         line = va // (size * np.uint64(_LINE_ENTRIES))
         yield from zip(owner.tolist(), line.tolist(), size.tolist(), strict=True)
 
-    def add_misses(self, owner: I64, va: U64, size: U64, time_ns: I64) -> None:
+    def add_misses(self, owner: I64, va: U64, size: U64) -> None:
         """Add misses of the trace."""
-        for key, at_ns in zip(self._keys(owner, va, size), time_ns.tolist(), strict=True):
-            self._missed_ns[key].append(at_ns)
+        self._missed.update(self._keys(owner, va, size))
 
     def add_walks(self, owner: I64, va: U64, size: U64) -> None:
         """Add walks of the truth."""
         self._walked.update(self._keys(owner, va, size))
 
-    def counts(self) -> tuple[int, int]:
-        """Number of misses in lines in which no walk of the process missed: wrong ones, and those
-        of threads that may have been killed.
-        """
-        wrong = 0
-        killed: Counter[int] = Counter()
-        for key, times_ns in self._missed_ns.items():
-            if key in self._walked:
-                continue
-            process, end_ns = key[0], self._exited_ns[key[0]]
-            at_end = end_ns is not None and end_ns - times_ns[-1] <= KILLED_NS
-            if len(times_ns) == 1 and at_end and killed[process] < self._others:
-                killed[process] += 1
-            else:
-                wrong += len(times_ns)
-        return wrong, killed.total()
+    @property
+    def wrong(self) -> int:
+        """Number of misses in lines in which no walk of the process missed."""
+        return sum(count for key, count in self._missed.items() if key not in self._walked)
 
 
 _LINE_ENTRIES = 8
@@ -447,7 +425,7 @@ def _compare_with_truth(
         found.extra = found.trace_misses
     found.swapped = comparison.swaps.pairs
     if found.bound is not None:
-        found.inferred_wrong, found.killed = comparison.inferred.counts()
+        found.inferred_wrong = comparison.inferred.wrong
     found.exact = not (found.missing or found.extra or found.wrong_page or found.unexplained)
 
 
@@ -470,8 +448,7 @@ class _Comparison:
         self.swaps = _Swaps()
         self._has_inferred = "controller" in summary
         self._reads = _read_ticks(results.session) if self._has_inferred else None
-        exited_ns = [process["exited_ns"] for process in summary["processes"]]
-        self.inferred = _Inferred(exited_ns, results.session.kernel.cpus)
+        self.inferred = _Inferred()
         found.truth_misses = found.truth_faulted = 0
 
     def add(self, block: npt.NDArray[Any], time_ns: I64, last_ns: int | None) -> None:
@@ -495,7 +472,7 @@ class _Comparison:
         if self._has_inferred:
             at = page[~known]
             mm, va, size = self._page_mm[at], self._page_va[at], self._page_size[at]
-            self.inferred.add_misses(mm, va, size, trace_ns[~known])
+            self.inferred.add_misses(mm, va, size)
             shift = block["shift"][demanded].astype(np.uint64)
             self.inferred.add_walks(owner[demanded], block["va"][demanded], np.uint64(1) << shift)
         fault_walk = self._labels(block, owner, time_ns, demanded, walk, last_ns)

@@ -50,7 +50,7 @@ from ptat_parser.kernel.tracepoints import (
 U64 = npt.NDArray[np.uint64]
 
 REMEMBERED = 1 << 21
-"""Events without a marker to keep in memory, at 49 bytes each; more are read again from disk."""
+"""Events without a marker to keep in memory, at 55 bytes each; more are read again from disk."""
 
 
 class TimedLog:

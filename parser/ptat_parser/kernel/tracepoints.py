@@ -81,9 +81,17 @@ TIMED_EVENT = np.dtype(
         ("va", "<u8"),
         ("slot_pa", "<u8"),
         ("entry", "<u8"),
+        ("common_pid", "<u4"),
+        ("error_code", "<u2"),
     ]
 )
-"""One event without a marker: a fault, or a 4 KiB entry set or cleared."""
+"""One event without a marker: a fault, or a 4 KiB entry set or cleared.
+
+`common_pid`: the thread that ran; `error_code`: a fault's, as the CPU pushes it.
+"""
+
+USER_MODE = 1 << 2
+"""Bit of a fault's error code: in user mode (SDM volume 3, page-fault error code, U/S)."""
 
 TIMED_KINDS = FAULT_EVENTS + ENTRY_EVENTS
 """Optional events without a marker; index = `kind` of a row."""
@@ -92,7 +100,7 @@ TIMED_KINDS = FAULT_EVENTS + ENTRY_EVENTS
 FAULT, ENTRY_SET, ENTRY_CLEAR = range(len(TIMED_KINDS))
 
 NOT_TIMED = 255
-TIMED_FIELDS = ("mm", "va", "slot_pa", "entry")
+TIMED_FIELDS = ("mm", "va", "slot_pa", "entry", "common_pid", "error_code")
 _ENTRY_FIELDS = ("mm", "slot_pa", "va", "entry")
 NEEDED_FIELDS = {
     "ptat_mm_attach": ("seq", "mm", "pgd", "tgid", "why", "comm"),
@@ -104,7 +112,7 @@ NEEDED_FIELDS = {
     "ptat_leaf_set": ("seq", *_ENTRY_FIELDS),
     "ptat_leaf_clear": ("seq", *_ENTRY_FIELDS),
     "ptat_marker": ("seq", "cookie"),
-    "ptat_fault": ("mm", "va"),
+    "ptat_fault": ("mm", "va", "error_code"),
     "ptat_pte_set": _ENTRY_FIELDS,
     "ptat_pte_clear": _ENTRY_FIELDS,
     "tlb_flush": ("pages",),

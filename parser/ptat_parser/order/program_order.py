@@ -35,9 +35,8 @@ from ptat_parser.kernel.log import KernelLog
 from ptat_parser.order import clock, markers
 from ptat_parser.order.line_times import LineTimes
 from ptat_parser.order.queue_inference import (
+    Faults,
     Links,
-    Lives,
-    Pages,
     Queue,
     Walks,
     infer,
@@ -172,7 +171,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
         _write(target, stream, [(rest, stream.write[others]), (marker, True)])
         return found
     fitted, placed = _clock(session, stream, marker, log)
-    stores, faults, links, exits = _of_log(session, stream, log, fitted, placed)
+    stores, faults, links = _of_log(session, stream, log, fitted, placed)
     flushes = fitted.to_ticks(log.flushes).view(np.int64) - stream.start_ticks
     found.stores = stores.time.size
     if set(tracepoints.FLUSH_EVENTS) <= set(session.kernel.events):
@@ -192,7 +191,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     if contract.forwarding:
         queue = Queue(stores, written.until, contract.ecc)
         walks = _walks(session, kinds, stream, walk, log, placed)
-        inferred = infer(walks, queue, faults, links, exits, flushes, tick_hz, session.kernel.cpus)
+        inferred = infer(walks, queue, faults, links, flushes, tick_hz, session.kernel.cpus)
     found.inferred, found.inferred_faults = inferred.retries.time.size, inferred.faults.time.size
     found.in_doubt, found.possible = inferred.in_doubt, inferred.possible
     found.ptes_answered = int(np.count_nonzero(inferred.pte_answered))
@@ -353,8 +352,8 @@ def _clock(
 
 def _of_log(
     session: Session, stream: Stream, log: KernelLog, fitted: clock.Clock, marker_ticks: U64
-) -> tuple[Stores, Pages, Links, Lives]:
-    """The log's stores, faults, links, and ends of address spaces; times are the stream's."""
+) -> tuple[Stores, Faults, Links]:
+    """The log's stores, faults and links; times are the stream's."""
     region = session.region
     tables, timed = log.tables, log.timed.between()
     ticks = np.where(marker_ticks > 0, marker_ticks, fitted.to_ticks(tables["time"].copy()))
@@ -407,7 +406,13 @@ def _of_log(
     allocs = LineTimes(table_of(tables[alloc]), np.maximum(since_start(ticks[alloc]), 0))
     place = allocs.last_before(table_of(link), since_start(ticks[is_link]))
     fault_time = since_start(fitted.to_ticks(of_fault["time"].copy()))
-    faults = Pages(mm_of(of_fault), page_of(of_fault), fault_time)
+    faults = Faults(
+        mm_of(of_fault),
+        page_of(of_fault),
+        fault_time,
+        of_fault["common_pid"].astype(np.int64),
+        of_fault["error_code"] & tracepoints.USER_MODE != 0,
+    )
     links = Links(
         mm_of(link),
         page_of(link),
@@ -417,8 +422,7 @@ def _of_log(
         table_of(link),
         np.where(place >= 0, allocs.time[place] if allocs.size else 0, -1),
     )
-    exit_ = tables["kind"] == tracepoints.MM_EXIT
-    return stores, faults, links, Lives(mm_of(tables[exit_]), since_start(ticks[exit_]))
+    return stores, faults, links
 
 
 def _walks(

@@ -6,12 +6,10 @@ Otherwise the walk is the last read of the line before the fault's event.
 
 After a fault and the handler's store to the entry, the access certainly walks again, because the
 TLB caches nothing of a walk that faulted, and the thread retries it next. So the queue answered the
-retry if the address space walks more than one instruction needs, or faults again, before the line
-is read after its WR. With several CPUs, other threads may cause these walks; then a read soon after
-the store is the retry. Uncertain cases are counted as in doubt.
-
-A thread that is killed while the handler runs does not retry. Where another CPU may have killed it,
-as many retries before the end of an address space are in doubt.
+retry if the thread goes on before the line is read after its WR: if it faults again in user mode,
+or, as the only thread of its address space, walks more than one instruction needs. Other threads'
+walks show nothing, because the thread may wait or be killed meanwhile. Uncertain cases are counted
+as in doubt.
 
 Other walks of a queued line leave no trace. A page may have had one if its entry was stored since
 its last walk, or if its TLB entry was evicted (`EVICTION_WALKS`) or flushed: `possible`.
@@ -47,12 +45,14 @@ EVICTION_WALKS = 512
 TLB of a supported CPU (Ivy Bridge) has as many entries."""
 
 
-class Pages(NamedTuple):
-    """Events of pages sorted by time: address space, page number, time."""
+class Faults(NamedTuple):
+    """Fault events sorted by time: address space, page number, time, thread, and mode."""
 
     mm: I64
     page: I64
     time: I64
+    thread: I64
+    user: Bools
 
 
 class Links(NamedTuple):
@@ -102,7 +102,7 @@ class Reads(NamedTuple):
 
 
 class Lives(NamedTuple):
-    """Times at which address spaces ran, or at which they ended."""
+    """Times at which address spaces ran."""
 
     mm: I64
     time: I64
@@ -127,10 +127,11 @@ class Inferred:
 
 
 class _Known(NamedTuple):
-    """Faults followed by a store, sorted by time: time, address space, the store's row, and the
-    address of the entry where the walk ended.
+    """Faults followed by a store, sorted by time: their rows, times and address spaces, the store's
+    row, and the address of the entry where the walk ended.
     """
 
+    fault: I64
     time: I64
     mm: I64
     store: I64
@@ -178,16 +179,14 @@ def nothing_inferred(walks: int) -> Inferred:
 def infer(
     walks: Walks,
     queue: Queue,
-    faults: Pages,
+    faults: Faults,
     links: Links,
-    exits: Lives,
     flushes: I64,
     tick_hz: float,
     cpus: int,
 ) -> Inferred:
     """Infer the walks that the queue answered; times are in ticks.
 
-    :param exits: ends of address spaces.
     :param flushes: times at which a CPU lost all of its TLB, sorted.
     """
     if not queue.stores.time.size:
@@ -196,9 +195,8 @@ def infer(
     answered, faulted = _answered_faults(walks, queue, known, tick_hz)
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
-    retries, in_doubt = _retries(walks, others, queue, known, faults, links, tick_hz, cpus)
+    retries, in_doubt = _retries(walks, others, queue, known, faults, links, tick_hz)
     retried = Lives(retries.mm, retries.time)
-    in_doubt += _killed(retried, exits, HANDLER_MAX_S * tick_hz, cpus)
     possible = _mapped_around(walks, queue, known, faults, retried)
     possible += _evicted(walks, queue, retried)
     possible += _flushed(queue, flushes, _lives(walks, faults, retried), cpus)
@@ -214,7 +212,7 @@ def _key(mm: I64, page: I64, shift: int) -> I64:
     return mm << 36 | page >> shift
 
 
-def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) -> _Known:
+def _with_stores(faults: Faults, stores: Stores, links: Links, longest: float) -> _Known:
     """Each fault with the store that made its page present; only the last fault per store."""
     store = np.full(faults.time.size, -1, np.int64)
     for pages, shift in ((1, 0), (512, 9)):
@@ -239,7 +237,7 @@ def _with_stores(faults: Pages, stores: Stores, links: Links, longest: float) ->
         there = (place >= 0) & ((linked.time[place] if rows.size else 0) <= stores.time[store])
         # The walk ended at the entry to which the handler linked a table.
         address[there] = links.address[rows[linked.order[place[there]]]]
-    return _Known(time, faults.mm[chosen], store, address)
+    return _Known(chosen, time, faults.mm[chosen], store, address)
 
 
 def _answered_faults(
@@ -269,10 +267,9 @@ def _retries(
     others: Bools,
     queue: Queue,
     known: _Known,
-    faults: Pages,
+    faults: Faults,
     links: Links,
     tick_hz: float,
-    cpus: int,
 ) -> tuple[Reads, int]:
     """The retries that the queue answered, and how many are in doubt.
 
@@ -287,20 +284,18 @@ def _retries(
     read = np.where(place >= 0, by_line.time[place] if by_line.size else 0, STILL_QUEUED - 1)
     ends = walks.ends & others
     lived = _between(LineTimes(walks.mm[ends], walks.time[ends]), known.mm, known.time, read)
-    faulted = _between(LineTimes(faults.mm, faults.time), known.mm, known.time, read)
+    # The event of a fault after the read may seem to precede it.
+    faulted = _faulted_again(stores, known, faults, read - round(EARLY_MAX_S * tick_hz))
+    threads = _has_threads(faults, known.mm)
+    went_on = faulted | (lived > WALKS_MAX) & ~threads
     queued = written > since
-    early = (lived <= WALKS_MAX) & (faulted == 0)
-    answered = queued & ~early
-    # Either the retry itself, or a walk of another instruction.
-    in_doubt = queued & early & (lived > 0)
-    if cpus > 1:
-        soon = read - since <= LAG_MAX_S * tick_hz
-        in_doubt |= queued & (soon != early)
-        answered &= ~soon
+    late = read - since > LAG_MAX_S * tick_hz
+    # The read is the retry itself, or a walk of another instruction or thread.
+    in_doubt = queued & ~went_on & ((lived > 0) | late)
     # The clocks may place the store after the retry, but the walk that faulted is long over.
     early = np.minimum((since - known.time) // 2, round(EARLY_MAX_S * tick_hz))
     found = Reads(since + 2, stores.address[known.store], known.mm, since - early)
-    return found.where(answered), int(np.count_nonzero(in_doubt))
+    return found.where(queued & went_on), int(np.count_nonzero(in_doubt))
 
 
 def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
@@ -388,13 +383,29 @@ def _parent(address: npt.NDArray[np.uint64], time: I64, links: Links) -> I64:
     return np.where(place >= 0, line[np.append(linked.order, -1)[place]], -1)
 
 
-def _killed(retries: Lives, exits: Lives, longest: float, cpus: int) -> int:
-    """Upper bound of the retries that never came, because another CPU had killed the thread."""
-    ends = LineTimes(exits.mm, exits.time)
-    place = ends.first_from(retries.mm, retries.time)
-    soon = (place >= 0) & ((ends.time[place] if ends.size else 0) - retries.time <= longest)
-    of_end = np.unique(place[soon], return_counts=True)[1]
-    return int(np.sum(np.minimum(of_end, cpus - 1)))
+def _faulted_again(stores: Stores, known: _Known, faults: Faults, until: I64) -> Bools:
+    """Whether each thread faulted in user mode after its retry and before `until`.
+
+    In kernel mode, a thread may fault because it was killed and exits. Where another thread changed
+    the entry, a fault of the same page may be that of the retry.
+    """
+    rows = np.flatnonzero(faults.user)
+    own = LineTimes(faults.thread[rows], faults.time[rows])
+    place = own.first_from(faults.thread[known.fault], known.time + 1)
+    again = np.append(rows[own.order], -1)[place]
+    words = LineTimes((stores.address // np.uint64(WORD_BYTES)).astype(np.int64), stores.time)
+    word = (stores.address[known.store] // np.uint64(WORD_BYTES)).astype(np.int64)
+    next_store = words.first_from(word, stores.time[known.store] + 1)
+    changed = (next_store >= 0) & (words.time[next_store] < faults.time[again])
+    of_retry = changed & (faults.page[again] == faults.page[known.fault])
+    faulted: Bools = (place >= 0) & (faults.time[again] < until) & ~of_retry
+    return faulted
+
+
+def _has_threads(faults: Faults, mm: I64) -> Bools:
+    """Whether several threads of each address space faulted."""
+    of_thread = np.unique(np.stack([faults.mm, faults.thread]), axis=1)[0]
+    return np.isin(mm, of_thread[1:][of_thread[1:] == of_thread[:-1]])
 
 
 def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
@@ -403,7 +414,9 @@ def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
     return np.where((first >= 0) & (last >= first), last - first + 1, 0)
 
 
-def _mapped_around(walks: Walks, queue: Queue, known: _Known, faults: Pages, retries: Lives) -> int:
+def _mapped_around(
+    walks: Walks, queue: Queue, known: _Known, faults: Faults, retries: Lives
+) -> int:
     """Upper bound of the first misses of pages whose entries were stored without a fault.
 
     Such a page (mapped around a fault) may be walked before its entry is written, if its address
@@ -418,7 +431,7 @@ def _mapped_around(walks: Walks, queue: Queue, known: _Known, faults: Pages, ret
     return int(np.count_nonzero(lived < queue.until[around]))
 
 
-def _lives(walks: Walks, faults: Pages, retries: Lives) -> LineTimes:
+def _lives(walks: Walks, faults: Faults, retries: Lives) -> LineTimes:
     """When each address space is known to have run."""
     return LineTimes(
         np.concatenate([walks.mm, faults.mm, retries.mm]),
