@@ -371,9 +371,12 @@ def test_a_miss_of_a_huge_page_is_in_doubt_while_an_entry_below_is_queued(until,
     assert found.in_doubt == in_doubt
 
 
-@pytest.mark.parametrize(("late", "in_doubt"), [(10, 0), (60_000, 1)])
-def test_a_late_read_is_not_certainly_the_retry(late, in_doubt):
-    found = inferred(walks_at((900, ENTRY), (2500 + late, ENTRY)), STORE, [2400], FAULT)
+@pytest.mark.parametrize(
+    ("late", "threads", "in_doubt"), [(10, [0, 1], 0), (60_000, [0, 1], 1), (60_000, [0, 0], 0)]
+)
+def test_a_late_read_may_be_another_threads(late, threads, in_doubt):
+    faults = faults_at((500, 9), (1000, 1))._replace(thread=integers(*threads))
+    found = inferred(walks_at((900, ENTRY), (2500 + late, ENTRY)), STORE, [2400], faults)
     assert (found.retries.time.size, found.in_doubt) == (0, in_doubt)
 
 

@@ -291,7 +291,7 @@ def _retries(
     queued = written > since
     late = read - since > LAG_MAX_S * tick_hz
     # The read is the retry itself, or a walk of another instruction or thread.
-    in_doubt = queued & ~went_on & ((lived > 0) | late)
+    in_doubt = queued & ~went_on & ((lived > 0) | threads & late)
     # The clocks may place the store after the retry, but the walk that faulted is long over.
     early = np.minimum((since - known.time) // 2, round(EARLY_MAX_S * tick_hz))
     found = Reads(since + 2, stores.address[known.store], known.mm, since - early)
