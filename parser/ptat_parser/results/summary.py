@@ -25,7 +25,7 @@ I64 = npt.NDArray[np.int64]
 
 FORMAT = "ptat-results"
 
-VERSION = 8
+VERSION = 9
 
 
 def summary_of(
