@@ -36,6 +36,8 @@ EARLY_MAX_S = 5e-6
 """How far the clocks may place a fault's event before its walk."""
 LAG_MAX_S = 50e-6
 """Usual bound of the delay of a fault's event, and of a retry after its store."""
+READ_DELAY_MAX_S = 5e-6
+"""Longest time that a controller holds a read back while it drains writes."""
 WALKS_MAX = 3
 """Further walks that a retried instruction may need after its thread waited: for its code and other
 operands."""
@@ -200,12 +202,13 @@ def infer(
     possible = _mapped_around(walks, queue, known, faults, retried)
     possible += _evicted(walks, queue, retried)
     possible += _flushed(queue, flushes, _lives(walks, faults, retried), cpus)
-    alone, huge = _alone(walks, others, queue.stores, links)
+    alone, huge, delayed = _alone(walks, others, queue.stores, links, tick_hz)
     explained = _of_inferred(walks, alone, links, retries, answered, tick_hz)
-    # What is explained may have been a huge page's miss, and what is not, a walk more.
-    possible += int(np.count_nonzero(alone & (explained == huge)))
-    in_doubt += _queued_below(walks, alone & huge & ~explained, queue, links)
-    return Inferred(retries, answered, in_doubt, possible, alone & (explained | ~huge))
+    of_huge = alone & huge & ~delayed & ~_queued_below(walks, queue, links)
+    # What is left out may be a miss of a huge page or, if no inferred walk explains it, of another.
+    left_out = alone & ~of_huge
+    possible += int(np.count_nonzero(left_out & (huge | ~explained)))
+    return Inferred(retries, answered, in_doubt, possible, left_out)
 
 
 def _key(mm: I64, page: I64, shift: int) -> I64:
@@ -315,12 +318,16 @@ def _walkable(stores: Stores, known: _Known, links: Links) -> I64:
     return np.where(waits, linked.time[after], time)
 
 
-def _alone(walks: Walks, others: Bools, stores: Stores, links: Links) -> tuple[Bools, Bools]:
-    """Two masks: reads of PMD entries that no read of a PTE follows; lines with huge pages.
+def _alone(
+    walks: Walks, others: Bools, stores: Stores, links: Links, tick_hz: float
+) -> tuple[Bools, Bools, Bools]:
+    """Three masks: reads of PMD entries that no read of a PTE follows; lines with huge pages; reads
+    of such lines that a read of a PTE follows later than usual.
 
-    Of the former, the queue answered the read of the PTE, or the walk ended at a huge page. The
+    Of the first, the queue answered the read of the PTE, or the walk ended at a huge page. The
     replay would infer that the entry was empty, and match the fault event of another walk with it.
-    Lines without a table before this read are left to the replay.
+    Lines without a table before this read are left to the replay. The late read of the PTE is that
+    of another walk, or the controller drained writes before it.
 
     :param others: mask of the walks that did not fault.
     """
@@ -331,11 +338,11 @@ def _alone(walks: Walks, others: Bools, stores: Stores, links: Links) -> tuple[B
     whole = np.append(walks.parent[1:] == walks.line[:-1], False)
     huge = np.isin(walks.line, stores.line[stores.present & (stores.pages > 1)])
     step = np.diff(walks.time, append=STILL_QUEUED)
+    late = np.zeros(whole.size, np.bool_)
     if np.any(whole & ~huge):
-        # Beside a huge page, what comes later than usual is another walk, as in the replay.
-        whole &= ~huge | (step <= 2 * np.median(step[whole & ~huge]))
-    alone: Bools = others & ~walks.ends & leads & ~whole
-    return alone, huge
+        late = whole & huge & (step > 2 * np.median(step[whole & ~huge]))
+    alone: Bools = others & ~walks.ends & leads & (~whole | late)
+    return alone, huge, late & (step <= READ_DELAY_MAX_S * tick_hz)
 
 
 def _of_inferred(
@@ -366,13 +373,13 @@ def _of_inferred(
     return found
 
 
-def _queued_below(walks: Walks, reads: Bools, queue: Queue, links: Links) -> int:
-    """How many of these reads of PMD entries came while a PTE in a table below was queued."""
+def _queued_below(walks: Walks, queue: Queue, links: Links) -> Bools:
+    """Which walks read PMD entries while a PTE in a table below was queued."""
     stores = queue.stores
     below = LineTimes(_parent(stores.address, stores.time, links), stores.time)
-    place = below.last_before(walks.line[reads], walks.time[reads])
-    until = queue.until[below.order[place]]
-    return int(np.count_nonzero((place >= 0) & (until > walks.time[reads])))
+    place = below.last_before(walks.line, walks.time)
+    found: Bools = (place >= 0) & (queue.until[below.order[place]] > walks.time)
+    return found
 
 
 def _parent(address: npt.NDArray[np.uint64], time: I64, links: Links) -> I64:
