@@ -114,9 +114,27 @@ def test_the_last_read_before_each_write_is_its_underfill():
 
 def test_a_write_takes_all_stores_of_its_line_that_wait():
     stores = stores_at((10, ENTRY, 1), (20, NEIGHBOUR, 2), (40, ENTRY, 1))
-    found = windows(stores, integers(64, 5), integers(30, 31), 0)
+    found = windows(stores, integers(64, 5), integers(30, 31), 0, TICK_HZ)
     assert found.until.tolist() == [30, 30, STILL_QUEUED]
     assert found.writes_without_event == 1
+
+
+@pytest.mark.parametrize(
+    ("events", "writes", "until"),
+    [
+        ([10, 20], [30, 40], [30, 40]),
+        ([10, 20], [20_030, 20_040], [20_030, 20_030]),  # too long before the first
+        ([10, 20, 35], [30, 40], [30, 30, 40]),
+        ([10, 20, 25], [22, 30, 40], [22, 30, 40]),
+        ([10], [30, 40], [40]),
+        ([10, 20], [30, 40, 50], [40, 50]),
+    ],
+)
+def test_a_write_without_an_event_is_of_the_store_before_the_previous_write(events, writes, until):
+    stores = stores_at(*((at, ENTRY, 1) for at in events))
+    found = windows(stores, integers(*(64 for _ in writes)), integers(*writes), 0, TICK_HZ)
+    assert found.until.tolist() == until
+    assert found.writes_without_event == len(writes) - len(set(until))
 
 
 def test_the_delay_of_stores_shows_in_writes_that_seem_to_have_none():

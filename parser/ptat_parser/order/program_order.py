@@ -181,7 +181,7 @@ def in_program_order(session: Session, reader: Reader, log: KernelLog, target: B
     delay = store_delay(stores, write_line, write_time, tick_hz)
     stores = stores._replace(time=stores.time + delay)
     slack = round(WRITE_AHEAD_S * tick_hz) if not delay else 0
-    written = windows(stores, write_line, write_time, slack)
+    written = windows(stores, write_line, write_time, slack, tick_hz)
     found.writes = int(np.count_nonzero(kinds.write))
     found.writes_without_event = written.writes_without_event
     walk = kinds.walk

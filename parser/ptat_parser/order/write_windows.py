@@ -46,8 +46,10 @@ class Windows(NamedTuple):
     writes_without_event: int
 
 
-DELAY_MAX_S = 5e-6
-"""Upper limit of the delay from an event to its store."""
+DELAY_MAX_S = 10e-6
+"""Upper limit of the delay from an event to its store; longer ones were not seen."""
+MOVES_MAX = 8
+"""Rounds: a store that is moved to a later WR may leave one that needs another store."""
 DELAYS_MIN = 16
 """Fewest examples for an estimate."""
 
@@ -74,13 +76,28 @@ def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float
     return int(np.median(delay)) if delay.size >= DELAYS_MIN else 0
 
 
-def windows(stores: Stores, write_line: I64, write_time: I64, slack: int) -> Windows:
-    """Time at which each store was written; `slack`: how far a WR may seem to precede its store."""
+def windows(
+    stores: Stores, write_line: I64, write_time: I64, slack: int, tick_hz: float
+) -> Windows:
+    """Time at which each store was written; `slack`: how far a WR may seem to precede its store.
+
+    A WR without a store proves that the last store before the previous WR came after that one.
+    """
     writes = LineTimes(write_line, write_time)
     place = writes.first_from(stores.line, stores.time - slack)
+    line = write_line[writes.order]
+    for _ in range(MOVES_MAX):
+        last = np.full(writes.size, -1, np.int64)  # store of each WR
+        rows = np.flatnonzero(place >= 0)
+        last[place[rows]] = rows
+        to = np.flatnonzero((last[1:] < 0) & (last[:-1] >= 0) & (line[1:] == line[:-1])) + 1
+        store, previous = last[to - 1], writes.time[to - 1]
+        late = previous - stores.time[store] < DELAY_MAX_S * tick_hz
+        if not np.any(late):
+            break
+        place[store[late]] = to[late]
     until = np.where(place >= 0, writes.time[place] if writes.size else 0, STILL_QUEUED)
-    explained = np.unique(place[place >= 0]).size
-    return Windows(until, writes.size - explained)
+    return Windows(until, writes.size - np.unique(place[place >= 0]).size)
 
 
 def underfills(
