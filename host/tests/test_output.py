@@ -237,7 +237,6 @@ BOUNDED = replace(
     extra=20,
     inferred=20,
     inferred_wrong=0,
-    killed=1,
     bound=(105, 114),
     compared=[Compared(["gups 4711"], None, 107, 110, 110)],
     examples=WRONG.examples,
