@@ -394,6 +394,19 @@ def test_a_read_is_not_certainly_of_a_huge_page_while_an_entry_below_is_queued(u
     assert found.possible == 1 + (not of_huge)
 
 
+def test_any_queued_entry_below_leaves_a_doubt_about_a_huge_page():
+    """The last one that was stored has left the queue, an earlier one in another line has not."""
+    rows = [(100, 0x5000), (101, 0x6000), (60_000, PMD)]
+    time, address = (integers(*column) for column in zip(*rows, strict=True))
+    parent = np.where(address == 0x6000, 0x5000 // 64, -1)
+    walks = Walks(time, address // 64, 0 * time, address == 0x6000, parent)
+    stores = stores_at((50, PMD + 16, 1024), (300, ENTRY, 1), (2000, OTHER, 33))
+    stores = stores._replace(pages=integers(512, 1, 1))
+    for until, left_out in (([60, 90_000, 2500], [60_000]), ([60, 3000, 2500], [])):
+        found = inferred(walks, stores, until, FAULT, links=links_at((20, 0, PMD, ENTRY, 10)))
+        assert walks.time[found.pte_answered].tolist() == left_out
+
+
 @pytest.mark.parametrize(("gap", "of_huge"), [(1000, False), (9000, True)])
 def test_a_read_is_not_certainly_of_a_huge_page_before_a_drain(gap, of_huge):
     """A PTE is read `gap` later: by the same walk, if the controller drained writes between."""

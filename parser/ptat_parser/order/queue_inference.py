@@ -376,9 +376,14 @@ def _of_inferred(
 def _queued_below(walks: Walks, queue: Queue, links: Links) -> Bools:
     """Which walks read PMD entries while a PTE in a table below was queued."""
     stores = queue.stores
-    below = LineTimes(_parent(stores.address, stores.time, links), stores.time)
+    parent = _parent(stores.address, stores.time, links)
+    below = LineTimes(parent, stores.time)
+    # The latest WR of all stores so far in tables below each line.
+    until, rank = np.unique(queue.until, return_inverse=True)
+    line = np.unique(parent, return_inverse=True)[1]
+    latest = np.maximum.accumulate((line * until.size + rank)[below.order]) % until.size
     place = below.last_before(walks.line, walks.time)
-    found: Bools = (place >= 0) & (queue.until[below.order[place]] > walks.time)
+    found: Bools = (place >= 0) & (until[latest[place]] > walks.time)
     return found
 
 
