@@ -111,12 +111,13 @@ test: setup .venv/gateware-ready .venv/docs-ready packages-firmware packages-bro
 test-bitstream:
 	nice -n 19 $(PYTHON) -m ptat_gateware.synthesis.bitstream
 
-# A kernel is built before the tests that boot it: a build beside tests starves their guests.
+# Kernels are built first, as a build beside tests starves their guests.
 test-suite: docs man
 	$(PYTHON) -c 'from ptat_testbed.guest import build; build.studies_kernel(), build.board_kernel()'
 	$(MAKE) -C testbed/plugin test
 	$(MAKE) -C firmware test
-	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=25
+	$(PYTHON) -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --durations=25 -m 'not alone'
+	$(PYTHON) -m pytest -m alone
 	$(MAKE) check-decoder
 	$(MAKE) first-report
 	$(MAKE) test-exact

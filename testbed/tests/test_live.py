@@ -15,7 +15,7 @@ from ptat_parser.kernel.tracepoints import COOKIE_START, COOKIE_STOP, MARKER
 from ptat_testbed.guest import build
 from ptat_testbed.suites import usb_guest
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.alone]
 
 BLOCKS = 60
 
