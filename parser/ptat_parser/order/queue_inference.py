@@ -103,13 +103,6 @@ class Reads(NamedTuple):
         return Reads(self.time[mask], self.address[mask], self.mm[mask], self.limit[mask])
 
 
-class Lives(NamedTuple):
-    """Times at which address spaces ran."""
-
-    mm: I64
-    time: I64
-
-
 NO_TIMES = np.empty(0, np.int64)
 NO_READS = Reads(NO_TIMES, NO_TIMES.view(np.uint64), NO_TIMES, NO_TIMES)
 
@@ -198,10 +191,9 @@ def infer(
     others = np.ones(walks.time.size, np.bool_)
     others[faulted] = False
     retries, in_doubt = _retries(walks, others, queue, known, faults, links, tick_hz)
-    retried = Lives(retries.mm, retries.time)
-    possible = _mapped_around(walks, queue, known, faults, retried)
-    possible += _evicted(walks, queue, retried)
-    possible += _flushed(queue, flushes, _lives(walks, faults, retried), cpus)
+    possible = _mapped_around(walks, queue, known, faults, retries)
+    possible += _evicted(walks, queue, retries)
+    possible += _flushed(queue, flushes, _lives(walks, faults, retries), cpus)
     alone, huge, delayed = _alone(walks, others, queue.stores, links, tick_hz)
     explained = _of_inferred(walks, alone, links, retries, answered, tick_hz)
     of_huge = alone & huge & ~delayed & ~_queued_below(walks, queue, links)
@@ -427,7 +419,7 @@ def _between(times: LineTimes, mm: I64, since: I64, until: I64) -> I64:
 
 
 def _mapped_around(
-    walks: Walks, queue: Queue, known: _Known, faults: Faults, retries: Lives
+    walks: Walks, queue: Queue, known: _Known, faults: Faults, retries: Reads
 ) -> int:
     """Upper bound of the first misses of pages whose entries were stored without a fault.
 
@@ -443,7 +435,7 @@ def _mapped_around(
     return int(np.count_nonzero(lived < queue.until[around]))
 
 
-def _lives(walks: Walks, faults: Faults, retries: Lives) -> LineTimes:
+def _lives(walks: Walks, faults: Faults, retries: Reads) -> LineTimes:
     """When each address space is known to have run."""
     return LineTimes(
         np.concatenate([walks.mm, faults.mm, retries.mm]),
@@ -481,7 +473,7 @@ def _flushed(queue: Queue, flushes: I64, lives: LineTimes, cpus: int) -> int:
     return int(np.count_nonzero(lived < end)) * (queue.unit_bytes // WORD_BYTES)
 
 
-def _evicted(walks: Walks, queue: Queue, retries: Lives) -> int:
+def _evicted(walks: Walks, queue: Queue, retries: Reads) -> int:
     """Upper bound of the misses of pages that were evicted from the TLB while they were queued.
 
     Each `EVICTION_WALKS` of its address space may have evicted each page that the queue answers.

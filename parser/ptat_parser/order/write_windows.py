@@ -55,49 +55,58 @@ DELAYS_MIN = 16
 
 
 def store_delay(stores: Stores, write_line: I64, write_time: I64, tick_hz: float) -> int:
-    """Lower bound of the delay from an event to its store, in ticks.
+    """Lower bound of the delay from an event to its store, in ticks: the median of `_late_stores`.
 
-    If a WR seems to have no store, because the only recent event came slightly before the previous
-    WR, then that event's store came after the previous WR.
-    The result is the median of these delays. A store placed after its own WR would seem to be
-    queued until the next one, with walks answered there; a store placed too early only seems to be
-    written by an earlier WR.
+    A store placed after its own WR would seem to be queued until the next one, with walks answered
+    there; a store placed too early only seems to be written by an earlier WR.
     """
-    events, writes = LineTimes(stores.line, stores.time), LineTimes(write_line, write_time)
-    if not events.size or not writes.size:
-        return 0
+    writes = LineTimes(write_line, write_time)
     place = writes.first_from(stores.line, stores.time)
-    alone = np.setdiff1d(np.arange(writes.size), place)
-    line, time = write_line[writes.order[alone]], writes.time[alone]
-    before = writes.last_before(line, time)
-    event = events.last_before(line, writes.time[before])
-    delay = np.where((before >= 0) & (event >= 0), writes.time[before] - events.time[event], -1)
-    delay = delay[(delay >= 0) & (delay < DELAY_MAX_S * tick_hz)]
+    delay = _late_stores(stores, writes, write_line, place, DELAY_MAX_S * tick_hz).delay
     return int(np.median(delay)) if delay.size >= DELAYS_MIN else 0
 
 
 def windows(
     stores: Stores, write_line: I64, write_time: I64, slack: int, tick_hz: float
 ) -> Windows:
-    """Time at which each store was written; `slack`: how far a WR may seem to precede its store.
-
-    A WR without a store proves that the last store before the previous WR came after that one.
-    """
+    """Time at which each store was written; `slack`: how far a WR may seem to precede its store."""
     writes = LineTimes(write_line, write_time)
     place = writes.first_from(stores.line, stores.time - slack)
-    line = write_line[writes.order]
     for _ in range(MOVES_MAX):
-        last = np.full(writes.size, -1, np.int64)  # store of each WR
-        rows = np.flatnonzero(place >= 0)
-        last[place[rows]] = rows
-        to = np.flatnonzero((last[1:] < 0) & (last[:-1] >= 0) & (line[1:] == line[:-1])) + 1
-        store, previous = last[to - 1], writes.time[to - 1]
-        late = previous - stores.time[store] < DELAY_MAX_S * tick_hz
-        if not np.any(late):
+        late = _late_stores(stores, writes, write_line, place, DELAY_MAX_S * tick_hz)
+        if not late.store.size:
             break
-        place[store[late]] = to[late]
+        place[late.store] = late.write
     until = np.where(place >= 0, writes.time[place] if writes.size else 0, STILL_QUEUED)
     return Windows(until, writes.size - np.unique(place[place >= 0]).size)
+
+
+class _Late(NamedTuple):
+    """Stores that came after the WR which follows their events: row, WR, and least delay."""
+
+    store: I64
+    write: I64
+    delay: I64
+
+
+def _late_stores(
+    stores: Stores, writes: LineTimes, write_line: I64, place: I64, longest: float
+) -> _Late:
+    """The stores of the WR that seem to have none.
+
+    Such a WR proves that the last store before the line's previous WR came after that one.
+
+    :param place: the WR of each store in the order of `writes`, or -1.
+    """
+    line = write_line[writes.order]
+    last = np.full(writes.size, -1, np.int64)  # store of each WR
+    rows = np.flatnonzero(place >= 0)
+    last[place[rows]] = rows
+    write = np.flatnonzero((last[1:] < 0) & (last[:-1] >= 0) & (line[1:] == line[:-1])) + 1
+    store = last[write - 1]
+    delay = writes.time[write - 1] - stores.time[store]
+    near = delay < longest
+    return _Late(store[near], write[near], delay[near])
 
 
 def underfills(
