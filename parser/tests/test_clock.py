@@ -10,14 +10,15 @@ from ptat_parser.order import clock
 
 TICK_HZ = 1e9
 CYCLES_HZ = 2.6e9
+CLOCKS = clock.NominalClocks(TICK_HZ, CYCLES_HZ)
 
 
-def pairs(ppm: float, delay_cycles, n: int = 500, span_ticks: float = 5e9):
+def pairs(ppm: float, delay_cycles, n: int = 500, span_ticks: float = 5e9) -> clock.Pairs:
     choose = np.random.default_rng(1)
     ticks = np.sort(choose.integers(0, int(span_ticks), n)) + 123_456_789
     exact = 4_000_000_000 + (ticks - 123_456_789) * 2.6 * (1 + ppm * 1e-6)
     cycles = exact + delay_cycles(choose, n)
-    return ticks.astype(np.uint64), np.round(cycles).astype(np.uint64)
+    return clock.Pairs(ticks.astype(np.uint64), np.round(cycles).astype(np.uint64))
 
 
 @pytest.mark.parametrize("ppm", [-570.0, 0.0, 80.0])
@@ -27,8 +28,8 @@ def test_drift_and_offset_under_delays(ppm):
     def delays(choose, n):
         return 100 + choose.exponential(3000, n) + (choose.random(n) < 0.05) * 1e6
 
-    ticks, cycles = pairs(ppm, delays)
-    fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ)
+    ticks, cycles = found = pairs(ppm, delays)
+    fitted = clock.fit(found, CLOCKS)
     assert fitted.drift_ppm == pytest.approx(ppm, abs=1)
     error = fitted.to_ticks(cycles).astype(np.int64) - ticks.astype(np.int64)
     assert error.min() >= -2
@@ -50,7 +51,7 @@ def test_entries_bound_the_error(seed):
 
     few = at(choose.integers(2, 30), lambda n: choose.exponential(3000, n))
     entries = at(choose.integers(1, 300), lambda n: -200 - choose.exponential(2000, n))
-    fitted = clock.fit(*few, TICK_HZ, CYCLES_HZ, entries)
+    fitted = clock.fit(few, CLOCKS, entries)
     assert fitted.entry_pairs == entries.ticks.size
     both = np.concatenate([few.ticks, entries.ticks])
     ends = np.array([both.min(), both.max()], np.uint64)
@@ -69,13 +70,13 @@ def test_many_entries_are_better_than_few_markers():
         cycles = 5_000_000_000 + ticks * 2.6
         marker = np.arange(330) % 11 == 0
         late = choose.exponential(3000, 330) * 2.6
-        few = ticks[marker], np.round(cycles + late)[marker].astype(np.uint64)
+        few = clock.Pairs(ticks[marker], np.round(cycles + late)[marker].astype(np.uint64))
         early = np.round(cycles - 300 - late).astype(np.uint64)
         entries = clock.Pairs(ticks[~marker], early[~marker])
         end = np.array([10**9], np.uint64)
         errors.append(
             [
-                abs(int(clock.fit(*few, TICK_HZ, CYCLES_HZ, pairs).to_ns(end)[0]) - 2923076923)
+                abs(int(clock.fit(few, CLOCKS, pairs).to_ns(end)[0]) - 2923076923)
                 for pairs in (clock.NO_PAIRS, entries)
             ]
         )
@@ -87,22 +88,22 @@ def test_pairs_that_contradict_each_other_are_an_error():
     ticks = np.arange(0, 10**9, 10**7, dtype=np.uint64)
     cycles = 5_000_000_000 + (ticks * 2.6).astype(np.uint64)
     entries = clock.Pairs(ticks, cycles + np.uint64(2600))
-    fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ, entries)
+    fitted = clock.fit(clock.Pairs(ticks, cycles), CLOCKS, entries)
     assert fitted.error_ns == pytest.approx(1000, abs=2)
 
 
 def test_short_recordings_keep_the_nominal_frequency():
     ticks = np.array([1000, 1010], np.uint64)
     cycles = np.array([5000, 9000], np.uint64)
-    fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ)
+    fitted = clock.fit(clock.Pairs(ticks, cycles), CLOCKS)
     assert (fitted.drift_ppm, fitted.cycles_per_tick) == (0, 2.6)
 
 
 @pytest.mark.parametrize("factor", [0.035, 0.98, 1.02, 10.0])
 def test_a_frequency_that_the_kernel_got_wrong(factor):
     """Seen on a busy host: 92 MHz for a TSC of 2.6 GHz."""
-    ticks, cycles = pairs(0, lambda choose, n: choose.exponential(3000, n), 40, 3e8)
-    fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ * factor)
+    ticks, cycles = found = pairs(0, lambda choose, n: choose.exponential(3000, n), 40, 3e8)
+    fitted = clock.fit(found, clock.NominalClocks(TICK_HZ, CYCLES_HZ * factor))
     assert fitted.miscalibrated
     assert fitted.cycles_hz == pytest.approx(CYCLES_HZ, rel=1e-4)
     error = fitted.to_ticks(cycles).astype(np.int64) - ticks.astype(np.int64)
@@ -111,9 +112,10 @@ def test_a_frequency_that_the_kernel_got_wrong(factor):
 
 
 def test_one_pair_and_none():
-    one = clock.fit(np.array([50], np.uint64), np.array([2600], np.uint64), TICK_HZ, CYCLES_HZ)
+    pair = clock.Pairs(np.array([50], np.uint64), np.array([2600], np.uint64))
+    one = clock.fit(pair, CLOCKS)
     assert one.to_ns(np.array([50, 150], np.uint64)).tolist() == [1000, 1100]
-    none = clock.fit(np.array([], np.uint64), np.array([], np.uint64), TICK_HZ, CYCLES_HZ)
+    none = clock.fit(clock.NO_PAIRS, CLOCKS)
     assert none.to_ns(np.array([7], np.uint64)).tolist() == [7]
 
 
@@ -125,10 +127,10 @@ def test_order_is_kept_and_times_before_the_origin_work(ticks):
 
 
 def test_summary_gives_the_same_clock():
-    ticks, cycles = pairs(33.3, lambda choose, n: choose.exponential(3000, n))
-    fitted = clock.fit(ticks, cycles, TICK_HZ, CYCLES_HZ)
+    found = pairs(33.3, lambda choose, n: choose.exponential(3000, n))
+    fitted = clock.fit(found, CLOCKS)
     again = clock.Clock.from_summary(json.loads(json.dumps(fitted.summary())))
-    np.testing.assert_array_equal(again.to_ns(ticks), fitted.to_ns(ticks))
+    np.testing.assert_array_equal(again.to_ns(found.ticks), fitted.to_ns(found.ticks))
 
 
 def test_times_before_the_first_tick_are_that():

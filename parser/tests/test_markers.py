@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from ptat_parser.kernel import tracepoints
 from ptat_parser.order import markers
+from ptat_parser.order.clock import NominalClocks
 
 SLOTS = 1024
+CLOCKS = NominalClocks(1e9, 1e9)
 
 
 def events(seqs, times=None, start: int | None = None, stop: int | None = None):
@@ -36,9 +38,9 @@ def stores(seqs, times=None, losses_before=()):
     )
 
 
-def placed(table, found) -> dict[int, int]:
+def placed(table, found, clocks=CLOCKS) -> dict[int, int]:
     """Sequence number → position."""
-    done = markers.place(table, found, SLOTS, 1.0)
+    done = markers.place(table, found, SLOTS, clocks)
     return dict(zip(table["seq"].tolist(), done.position.tolist(), strict=True)) | {"done": done}
 
 
@@ -104,6 +106,22 @@ def test_more_lost_than_one_round(gap):
     found = placed(events(seqs, start=1), stores(on_bus, times, losses_before=[2000]))
     assert found["done"].lost_markers == gap
     assert [found[seq] for seq in on_bus] == [10 * i for i in range(len(on_bus))]
+
+
+@pytest.mark.parametrize("factor", [0.06, 0.5, 0.98, 1.02, 2.0, 16.0])
+@pytest.mark.parametrize("gap", [2000, 5000])
+def test_after_a_loss_the_pairs_know_a_frequency_better_than_the_kernel(gap, factor):
+    """A kernel that measured its TSC on a busy host, and two losses."""
+    choose = random.Random(1)
+    seqs = list(range(1, 12000))
+    first, second = 300, 1500
+    on_bus = seqs[:first] + seqs[first + gap : second + gap] + seqs[second + 2 * gap :]
+    times = [10_000 * seq for seq in seqs]
+    table = events(seqs, [time + choose.randrange(5_000) for time in times], start=1)
+    found = stores(on_bus, [times[seq - 1] for seq in on_bus], losses_before=[first, second])
+    got = placed(table, found, NominalClocks(1e9, 1e9 * factor))
+    assert got["done"].lost_markers == 2 * gap
+    assert [got[seq] for seq in on_bus] == [10 * i for i in range(len(on_bus))]
 
 
 def test_no_events_and_no_stores():

@@ -33,13 +33,10 @@ def ready(path, chunk_blocks: int = 64, faults: bool = True, entries: bool = Fal
     reader = BusReader(session.bus_path)
     reader.chunk_blocks = chunk_blocks
     found = scan_capture(reader, session.region)
-    placement = markers.place(log.tables, found.stores, session.region.marker_slots, 2.6)
-    fitted = clock.fit(
-        found.stores.time_ticks[placement.store],
-        log.tables["time"][placement.event],
-        session.channel.tick_hz,
-        session.kernel.tsc_hz,
-    )
+    clocks = clock.NominalClocks.of(session)
+    placement = markers.place(log.tables, found.stores, session.region.marker_slots, clocks)
+    ticks = found.stores.time_ticks[placement.store]
+    fitted = clock.fit(clock.Pairs(ticks, log.tables["time"][placement.event]), clocks)
     order = replayer.Order(log, placement, fitted, found.chunks)
     made = replayer.Replayer(session, order, faults=faults, entries=entries)
     return made, found.accesses, session, log, reader, placement, fitted

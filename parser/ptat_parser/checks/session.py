@@ -47,7 +47,7 @@ from ptat_parser.formats.session import Session
 from ptat_parser.kernel import log as kernel_log
 from ptat_parser.kernel import tracepoints
 from ptat_parser.kernel.log import KernelLog
-from ptat_parser.order import markers, program_order
+from ptat_parser.order import clock, markers, program_order
 from ptat_parser.order.first_pass import Progress, no_progress
 from ptat_parser.results import pipeline
 from ptat_parser.results.reader import Results
@@ -163,8 +163,8 @@ def _check_markers(
         return None
     stores = _marker_stores(session)
     slot, position = stores.slot, stores.position
-    cycles_per_tick = session.kernel.tsc_hz / session.channel.tick_hz
-    placed = markers.place(log.tables, stores, session.region.marker_slots, cycles_per_tick)
+    clocks = clock.NominalClocks.of(session)
+    placed = markers.place(log.tables, stores, session.region.marker_slots, clocks)
     without_store = np.flatnonzero(placed.position == markers.BY_TIME)
     if without_store.size and session.ended:
         event = log.tables[without_store[0]]

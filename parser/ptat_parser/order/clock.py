@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ptat_parser.formats.session import MARKER_DELAY_NS
+from ptat_parser.formats.session import MARKER_DELAY_NS, Session
 
 DRIFT_MAX = 1e-3
 """Largest plausible drift. Beyond it, the pairs are too few or the kernel's frequency is wrong."""
@@ -38,6 +38,27 @@ class Pairs(NamedTuple):
 
     ticks: npt.NDArray[np.uint64]
     cycles: npt.NDArray[np.uint64]
+
+
+class NominalClocks(NamedTuple):
+    """What a session says of its clocks; `cycles_hz` may be wrong by a factor.
+
+    `delay_max_ns`: by which the median event is logged after its marker's store, at most.
+    """
+
+    tick_hz: float
+    cycles_hz: float
+    delay_max_ns: float = MARKER_DELAY_NS
+
+    @classmethod
+    def of(cls, session: Session) -> NominalClocks:
+        """Those of a session."""
+        return cls(session.channel.tick_hz, session.kernel.tsc_hz, session.board.marker_delay_ns)
+
+    @property
+    def cycles_per_tick(self) -> float:
+        """Their ratio."""
+        return self.cycles_hz / self.tick_hz
 
 
 NO_PAIRS = Pairs(np.empty(0, np.uint64), np.empty(0, np.uint64))
@@ -117,21 +138,15 @@ class Clock:
         return asdict(self) | {"offset_ns": self.offset_ns}
 
 
-def fit(
-    ticks: npt.NDArray[np.uint64],
-    cycles: npt.NDArray[np.uint64],
-    tick_hz: float,
-    cycles_hz: float,
-    entries: Pairs = NO_PAIRS,
-    delay_max_ns: float = MARKER_DELAY_NS,
-) -> Clock:
-    """Fit the clock to marker pairs, shape ``(pairs,)`` each; without any, time starts at 0.
+def fit(pairs: Pairs, clocks: NominalClocks, entries: Pairs = NO_PAIRS) -> Clock:
+    """Fit the clock to marker pairs; without any, time starts at 0.
 
-    `entries` are pairs of entry events and stores. If the median delay would exceed `delay_max_ns`,
-    the pairs contradict `cycles_hz` (the kernel measured its TSC on a busy host), and the fit
-    trusts the board's `tick_hz` instead.
+    `entries` are pairs of entry events and stores. If the median delay would exceed that of
+    `clocks`, the pairs contradict its `cycles_hz` (the kernel measured its TSC on a busy host), and
+    the fit trusts the board's `tick_hz` instead.
     """
-    nominal = cycles_hz / tick_hz
+    (ticks, cycles), cycles_hz = pairs, clocks.cycles_hz
+    nominal = clocks.cycles_per_tick
     if ticks.size == 0:
         return Clock(0, 0, nominal, cycles_hz, 0.0, 0.0, 0)
     order = np.argsort(ticks)
@@ -146,7 +161,7 @@ def fit(
     miscalibrated = False
     if abs(slope / nominal) > DRIFT_MAX:
         flat = float(y.min())
-        miscalibrated = float(np.median(y - flat)) * 1e9 / cycles_hz > delay_max_ns
+        miscalibrated = float(np.median(y - flat)) * 1e9 / cycles_hz > clocks.delay_max_ns
         if not miscalibrated:
             slope, intercept = 0.0, flat
     error = None
@@ -157,7 +172,7 @@ def fit(
     delay = y - (intercept + slope * x)
     if miscalibrated:
         nominal, slope = nominal + slope, 0.0
-        cycles_hz = nominal * tick_hz
+        cycles_hz = nominal * clocks.tick_hz
     return Clock(
         origin_ticks,
         origin_cycles + round(intercept),

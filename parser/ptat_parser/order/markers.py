@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ptat_parser.kernel import tracepoints
+from ptat_parser.order.clock import NominalClocks, Pairs, fit
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -56,11 +57,43 @@ class Placement:
     without_event: I64
 
 
+class _TimeOfEvents:
+    """Estimates when the next event was logged, from the pairs so far.
+
+    Its clocks are the nominal ones, unless the pairs contradict them. Since that is only looked at
+    when there are twice as many pairs as the last time, many losses cost no more than one.
+    """
+
+    def __init__(self, clocks: NominalClocks) -> None:
+        self._clocks = clocks
+        self._cycles_per_tick = clocks.cycles_per_tick
+        self._ticks: list[int] = []
+        self._cycles: list[int] = []
+        self._fitted = 0
+
+    def add(self, ticks: int, cycles: int) -> None:
+        """A pair: when the marker was stored, and when its event was logged."""
+        self._ticks.append(ticks)
+        self._cycles.append(cycles)
+
+    def cycles(self, ticks: int) -> float | None:
+        """When the event of a marker stored at `ticks` was logged; None before the first pair."""
+        if not self._ticks:
+            return None
+        if len(self._ticks) >= 2 * self._fitted:
+            self._fitted = len(self._ticks)
+            pairs = Pairs(np.array(self._ticks, np.uint64), np.array(self._cycles, np.uint64))
+            found = fit(pairs, self._clocks)
+            measured, nominal = found.cycles_per_tick, self._clocks.cycles_per_tick
+            self._cycles_per_tick = measured if found.miscalibrated else nominal
+        return self._cycles[-1] + (ticks - self._ticks[-1]) * self._cycles_per_tick
+
+
 def place(
     tables: npt.NDArray[Any],
     stores: MarkerStores,
     slots: int,
-    cycles_per_tick: float,
+    clocks: NominalClocks,
 ) -> Placement:
     """Match the table events (`kernel_log.TABLE_EVENT`, sorted by seq) with marker stores.
 
@@ -74,23 +107,22 @@ def place(
 
     by_time = np.argsort(tables["time"], kind="stable")
     times = tables["time"][by_time]
-    last: tuple[int, int] | None = None  # ticks and cycles of the last matched pair
+    time_of_event = _TimeOfEvents(clocks)
     pairs: dict[int, int] = {}
     without_event: list[int] = []
     rows = zip(
         stores.time_ticks.tolist(), stores.slot.tolist(), stores.after_loss.tolist(), strict=True
     )
     for i, (ticks, slot, after_loss) in enumerate(rows):
-        if after_loss and last is not None:
-            # An unknown number of markers was lost: estimate the position from the clocks.
-            now = last[1] + (ticks - last[0]) * cycles_per_tick
+        if after_loss and (now := time_of_event.cycles(ticks)) is not None:
+            # An unknown number of markers was lost: only the clocks tell where this one is.
             near = min(int(np.searchsorted(times, now)), len(times) - 1)
             expected = int(seqs[by_time[near]])
         seq = expected - slots // 2 + (slot - expected + slots // 2) % slots
         event = index_of.get(seq)
         if event is not None and event not in pairs:
             pairs[event] = i
-            last = ticks, int(tables["time"][event])
+            time_of_event.add(ticks, int(tables["time"][event]))
         elif event is not None or stop not in pairs:
             without_event.append(i)
         expected = max(expected, seq + 1)

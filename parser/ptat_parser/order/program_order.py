@@ -337,14 +337,11 @@ def _clock(
     found = markers.MarkerStores(
         np.arange(slot.size), ticks, slot.astype(np.int64), np.zeros(slot.size, np.bool_)
     )
-    tick_hz = session.channel.tick_hz
-    nominal = session.kernel.tsc_hz / tick_hz
-    placed = markers.place(log.tables, found, region.marker_slots, nominal)
+    clocks = clock.NominalClocks.of(session)
+    placed = markers.place(log.tables, found, region.marker_slots, clocks)
     fitted = clock.fit(
-        found.time_ticks[placed.store],
-        log.tables["time"][placed.event],
-        tick_hz,
-        session.kernel.tsc_hz,
+        clock.Pairs(found.time_ticks[placed.store], log.tables["time"][placed.event]),
+        clocks,
         clock.Pairs(*markers.before_next(log.tables, placed)),
     )
     return fitted, placed.marker_ticks

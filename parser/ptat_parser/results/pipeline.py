@@ -134,8 +134,8 @@ def _parse_into(
                     "use --salvage to parse what is there, or record again",
                 )
             found.losses.blocks = max(found.losses.blocks, 1)
-    nominal = session.kernel.tsc_hz / channel.tick_hz
-    placement = markers.place(log.tables, found.stores, session.region.marker_slots, nominal)
+    clocks = clock.NominalClocks.of(session)
+    placement = markers.place(log.tables, found.stores, session.region.marker_slots, clocks)
     pairs = clock.Pairs(
         found.stores.time_ticks[placement.store], log.tables["time"][placement.event]
     )
@@ -196,11 +196,11 @@ def _make_nothing(_: Segment) -> None:
 
 def _fit(session: Session, pairs: clock.Pairs, entries: clock.Pairs = clock.NO_PAIRS) -> Clock:
     """Fit the clock of a recording; `ParseError` if markers and events do not match."""
-    delay_max_ns = session.board.marker_delay_ns
-    found = clock.fit(*pairs, session.channel.tick_hz, session.kernel.tsc_hz, entries, delay_max_ns)
+    clocks = clock.NominalClocks.of(session)
+    found = clock.fit(pairs, clocks, entries)
     if not 0 <= found.origin_cycles < 1 << 64 or found.cycles_per_tick <= 0:
         problem = "the capture's first marker was stored before the kernel's clock began"
-    elif found.residual_ns > delay_max_ns:
+    elif found.residual_ns > clocks.delay_max_ns:
         problem = f"markers and their events are {found.residual_ns / 1e6:.1f} ms apart"
     else:
         return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -126,6 +127,15 @@ def rings(text: str) -> list[dict[str, Any]]:
     return found
 
 
+def _clock() -> list[str]:
+    """Kernel parameters: the frequency of the TSC, which is this machine's.
+
+    On a busy host the guest's kernel gets it wrong, by a factor of up to 17 in our boots, as it
+    compares the TSC with an emulated timer. Then its time runs too fast, and so do all timeouts.
+    """
+    return [f"tsc_early_khz={build.tsc_khz()}"] if platform.machine() == "x86_64" else []
+
+
 class Recording:
     """One recording in the guest, from boot to metadata."""
 
@@ -179,12 +189,13 @@ class Recording:
             region += f"@{region_base:#x}"
         if self._traps:
             region += ",trap"
+        parameters = _clock() if self._device else [*_clock(), region]
         return qemu.MachineConfig(
             memory_bytes=self.settings.memory_bytes,
             cpus=self.settings.cpus,
             kernel=self.kernel.image,
             initramfs=self._initramfs,
-            append=[*self.settings.kernel_parameters, *([] if self._device else [region])],
+            append=[*parameters, *self.settings.kernel_parameters],
             console=self._console,
             ports=session.PORTS,
             shares=(

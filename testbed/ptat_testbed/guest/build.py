@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,7 @@ INIT_SOURCES = (
     *(INIT_SOURCE.with_name(name) for name in ("traps.c", "traps.h")),
     *(recorder_programs.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")),
 )
+TSC_SOURCE = INIT_SOURCE.with_name("tsc_khz.c")
 WORKLOADS = SOURCES / "host" / "workloads"
 BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
@@ -39,7 +42,7 @@ PROTOCOL = SOURCES / "host" / "ptat_host" / "protocol.py"
 BOARD_CONFIG = BOARD / "kernel.config"
 KERNEL_CONFIGS = KERNEL_SCRIPT.parent / "config"
 STUDIES_CONFIG = KERNEL_CONFIGS / "studies.config"
-INIT_FLAGS = (
+PROGRAM_FLAGS = (
     *("-O2", "-static", "-pthread", "-s", "-Wall", "-Wextra", "-Werror"),
     f"-I{KERNEL_HEADERS}",
 )
@@ -184,25 +187,46 @@ def guest_initramfs() -> Path:
         key.update(source.read_bytes())
     key.update(kernel_files.c_header().encode())
     key.update(Path(initramfs.__file__).read_bytes())
-    key.update(repr(INIT_FLAGS).encode())
+    key.update(repr(PROGRAM_FLAGS).encode())
     directory = cache_root() / f"guest-{key.hexdigest()[:16]}"
     archive = directory / "initramfs.cpio"
     if archive.exists():
         return archive
     with progress("compiling the guest's init"), new_directory(directory) as new:
-        sources = [str(source) for source in INIT_SOURCES if source.suffix == ".c"]
+        sources = [source for source in INIT_SOURCES if source.suffix == ".c"]
         (new / "ptat_recording.h").write_text(kernel_files.c_header())
         includes = (f"-I{recorder_programs.SOURCE}", f"-I{new}")
-        command = ["gcc", *INIT_FLAGS, *includes, "-o", str(new / "init"), *sources]
-        hint = "install Debian's gcc and libc6-dev"
-        try:
-            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        except FileNotFoundError:
-            raise BoardError("there is no gcc to compile the guest's init", hint) from None
-        if done.returncode:
-            raise BoardError(f"gcc cannot compile {INIT_SOURCE}: {done.stderr.strip()}", hint)
-        (new / "initramfs.cpio").write_bytes(initramfs.build((new / "init").read_bytes()))
+        init = compiled(new / "init", *sources, flags=includes)
+        (new / "initramfs.cpio").write_bytes(initramfs.build(init.read_bytes()))
     return archive
+
+
+def compiled(program: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
+    """A static program, compiled to `program`.
+
+    :raises BoardError: it cannot be compiled.
+    """
+    command = ["gcc", *PROGRAM_FLAGS, *flags, "-o", str(program), *map(str, sources)]
+    hint = "install Debian's gcc and libc6-dev"
+    try:
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    except FileNotFoundError:
+        raise BoardError(f"there is no gcc to compile {sources[0]}", hint) from None
+    if done.returncode:
+        raise BoardError(f"gcc cannot compile {sources[0]}: {done.stderr.strip()}", hint)
+    return program
+
+
+@functools.cache
+def tsc_khz() -> int:
+    """Frequency of this machine's TSC, measured."""
+    name = TSC_SOURCE.stem
+    key = hashlib.sha256(TSC_SOURCE.read_bytes() + repr(PROGRAM_FLAGS).encode())
+    directory = cache_root() / f"{name}-{key.hexdigest()[:16]}"
+    if not directory.exists():
+        with new_directory(directory) as new:
+            compiled(new / name, TSC_SOURCE)
+    return int(subprocess.check_output([directory / name]))
 
 
 def workloads() -> Path:

@@ -18,7 +18,7 @@ from typing import IO
 
 from ptat_host.boards.base import BoardError
 from ptat_testbed.guest import initramfs, qemu
-from ptat_testbed.guest.build import INIT_FLAGS, SOURCES
+from ptat_testbed.guest.build import SOURCES, compiled
 
 MACHINE = ("-M", "q35,max-ram-below-4g=2G", "-nodefaults", "-display", "none", "-no-reboot")
 EMULATED = ("-accel", "tcg", "-cpu", "max,la57=off")
@@ -28,20 +28,6 @@ LOCAL_TIMER_VECTOR = 236
 INTERRUPTS_ENABLED = 1 << 9  # of EFLAGS
 
 
-def compiled(program: Path, source: Path, *flags: str) -> bytes:
-    """A static program, compiled to `program`.
-
-    :raises BoardError: it cannot be compiled.
-    """
-    command = ["gcc", *INIT_FLAGS, *flags, "-o", str(program), str(source)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise BoardError(
-            f"gcc cannot compile {source}: {done.stderr.strip()}", "install Debian's libc6-dev"
-        )
-    return program.read_bytes()
-
-
 def test_init(directory: Path) -> bytes:
     """The init of tests that boot a kernel: see kernel-patch/tests/init.c.
 
@@ -49,7 +35,8 @@ def test_init(directory: Path) -> bytes:
     """
     guest = SOURCES / "testbed" / "guest"
     source = SOURCES / "kernel-patch" / "tests" / "init.c"
-    return compiled(directory / "init", source, f"-I{guest}", str(guest / "traps.c"))
+    flags = (f"-I{guest}",)
+    return compiled(directory / "init", source, guest / "traps.c", flags=flags).read_bytes()
 
 
 def archive(path: Path, programs: Mapping[str, bytes]) -> Path:

@@ -121,12 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        programs = {
-            "init": plain.compiled(folder / "init", GUEST / "cost.c"),
-            "cost_exec": plain.compiled(
-                folder / "cost_exec", GUEST / "cost_exec.c", "-nostdlib", "-nostartfiles"
-            ),
-        }
+        bare = ("-nostdlib", "-nostartfiles")
+        paths = (
+            build.compiled(folder / "init", GUEST / "cost.c"),
+            build.compiled(folder / "cost_exec", GUEST / "cost_exec.c", flags=bare),
+        )
+        programs = {path.name: path.read_bytes() for path in paths}
         initrd = plain.archive(folder / "initramfs.cpio", programs)
         for way in ways():
             with progress(f"counting instructions: {way.name}"):

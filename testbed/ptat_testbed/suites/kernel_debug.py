@@ -138,7 +138,7 @@ def _checked(name: str, checked: Checked, directory: Path) -> dict[str, Any]:
         **{
             name: (kernel.directory / name).read_bytes() for name in ("ptat_test", "ptat_trap_test")
         },
-        "provoke": plain.compiled(directory / "provoke", PROVOKE),
+        "provoke": build.compiled(directory / "provoke", PROVOKE).read_bytes(),
     }
     initrd = plain.archive(directory / "initramfs.cpio", programs)
 

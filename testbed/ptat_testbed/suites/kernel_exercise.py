@@ -150,10 +150,7 @@ def program(directory: Path) -> Path:
 
     :raises BoardError: it cannot be.
     """
-    first, *others = sorted((TESTS / "exercise").glob("*.c"))
-    path = directory / "exercise"
-    plain.compiled(path, first, *map(str, others))
-    return path
+    return build.compiled(directory / "exercise", *sorted((TESTS / "exercise").glob("*.c")))
 
 
 def _boot(kernel: build.Kernel, initrd: Path, machine: Machine, arguments: str) -> str:
