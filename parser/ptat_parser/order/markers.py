@@ -60,8 +60,8 @@ class Placement:
 class _TimeOfEvents:
     """Estimates when the next event was logged, from the pairs so far.
 
-    Its clocks are the nominal ones, unless the pairs contradict them. Since that is only looked at
-    when there are twice as many pairs as the last time, many losses cost no more than one.
+    Its clocks are the nominal ones, unless the pairs contradict them. They are fitted again when
+    the pairs have doubled, so that many losses cost little more than one.
     """
 
     def __init__(self, clocks: NominalClocks) -> None:
