@@ -22,10 +22,9 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
-#include <x86intrin.h>
 
+#include "clock.h"
 #include "heap.h"
 #include "maps.h"
 
@@ -33,8 +32,7 @@
 #define SNAPSHOT_NS  100000000ull
 #define SETTLE_NS    1000000ull /* longest delay of an event on its way to its ring */
 #define SNAPSHOT_GAP 20		/* snapshots take at most 1/20 of the time */
-#define CLOCK_TRIES  32
-#define PROCESSES    4096 /* most processes that are read from /proc */
+#define PROCESSES    4096	/* most processes that are read from /proc */
 #define MAPS_BYTES   (4u << 20)
 
 struct process {
@@ -54,14 +52,6 @@ struct maps {
 	char *text;
 	bool broken;
 };
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC_RAW, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 static bool append_process(struct maps *maps, int pid)
 {
@@ -105,20 +95,10 @@ static void put_string(FILE *out, const char *text, size_t size)
 
 static void put_clock(struct maps *maps)
 {
-	uint64_t tsc = 0, ns = 0, least = UINT64_MAX;
+	struct moment now = both_clocks();
 
-	/* The try that nothing came between. */
-	for (int i = 0; i < CLOCK_TRIES; i++) {
-		uint64_t before = __rdtsc(), now = now_ns(), took = __rdtsc() - before;
-
-		if (took < least) {
-			least = took;
-			tsc = before + took / 2;
-			ns = now;
-		}
-	}
 	fprintf(maps->out, "{\"kind\":\"clock\",\"tsc\":%llu,\"ns\":%llu}\n",
-		(unsigned long long)tsc, (unsigned long long)ns);
+		(unsigned long long)now.tsc, (unsigned long long)now.ns);
 }
 
 /* ---- The kernel's events ---- */

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ptat_host.boards import recorder_programs
 from ptat_parser.capture.reader import BusReader
 from ptat_parser.formats.session import Session
 from ptat_testbed.guest import build, qemu
@@ -130,7 +131,7 @@ def test_a_command_is_at_home(tmp_path: Path):
     assert recorded.kernel.stat["allocs"] == recorded.kernel.stat["frees"] > 0
     assert recorded.kernel.check["mismatches"] == 0
     assert recorded.kernel.warnings == []
-    assert recorded.kernel.tsc_hz == pytest.approx(1000 * build.tsc_khz(), rel=1e-3)
+    assert recorded.kernel.tsc_hz == pytest.approx(1000 * recorder_programs.tsc_khz(), rel=1e-3)
 
 
 @pytest.mark.parametrize("board", ["testbed", "testbed-bar"])

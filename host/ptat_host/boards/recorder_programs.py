@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""The programs in host/recorder: they record mappings and allocations."""
+"""The programs in host/recorder: they record mappings and allocations, and measure the TSC."""
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import tempfile
@@ -17,8 +18,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "recorder"
 
 
 def directory() -> Path:
-    """The directory of ``ptat-maps`` and ``libptat-heap.so``, compiled unless they are in the
-    cache.
+    """The directory of ``ptat-maps``, ``tsc-khz`` and ``libptat-heap.so``, compiled unless they are
+    in the cache.
 
     :raises BoardError: they cannot be compiled.
     """
@@ -29,6 +30,15 @@ def directory() -> Path:
         )
     sources = [source for source in SOURCE.iterdir() if source.is_file()]
     return made("recorder", SOURCE, sources, "OUT")
+
+
+@functools.cache
+def tsc_khz() -> int:
+    """Frequency of this machine's TSC, measured.
+
+    :raises BoardError: the program cannot be compiled.
+    """
+    return int(subprocess.check_output([directory() / "tsc-khz"]))
 
 
 def heap_environment(env: Mapping[str, str], heap_bytes: int, socket: str) -> dict[str, str]:

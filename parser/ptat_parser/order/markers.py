@@ -57,38 +57,6 @@ class Placement:
     without_event: I64
 
 
-class _TimeOfEvents:
-    """Estimates when the next event was logged, from the pairs so far.
-
-    Its clocks are the nominal ones, unless the pairs contradict them. They are fitted again when
-    the pairs have doubled, so that many losses cost little more than one.
-    """
-
-    def __init__(self, clocks: NominalClocks) -> None:
-        self._clocks = clocks
-        self._cycles_per_tick = clocks.cycles_per_tick
-        self._ticks: list[int] = []
-        self._cycles: list[int] = []
-        self._fitted = 0
-
-    def add(self, ticks: int, cycles: int) -> None:
-        """A pair: when the marker was stored, and when its event was logged."""
-        self._ticks.append(ticks)
-        self._cycles.append(cycles)
-
-    def cycles(self, ticks: int) -> float | None:
-        """When the event of a marker stored at `ticks` was logged; None before the first pair."""
-        if not self._ticks:
-            return None
-        if len(self._ticks) >= 2 * self._fitted:
-            self._fitted = len(self._ticks)
-            pairs = Pairs(np.array(self._ticks, np.uint64), np.array(self._cycles, np.uint64))
-            found = fit(pairs, self._clocks)
-            measured, nominal = found.cycles_per_tick, self._clocks.cycles_per_tick
-            self._cycles_per_tick = measured if found.miscalibrated else nominal
-        return self._cycles[-1] + (ticks - self._ticks[-1]) * self._cycles_per_tick
-
-
 def place(
     tables: npt.NDArray[Any],
     stores: MarkerStores,
@@ -107,22 +75,28 @@ def place(
 
     by_time = np.argsort(tables["time"], kind="stable")
     times = tables["time"][by_time]
-    time_of_event = _TimeOfEvents(clocks)
+    cycles_per_tick, fitted = clocks.cycles_per_tick, 0
     pairs: dict[int, int] = {}
     without_event: list[int] = []
     rows = zip(
         stores.time_ticks.tolist(), stores.slot.tolist(), stores.after_loss.tolist(), strict=True
     )
     for i, (ticks, slot, after_loss) in enumerate(rows):
-        if after_loss and (now := time_of_event.cycles(ticks)) is not None:
-            # An unknown number of markers was lost: only the clocks tell where this one is.
+        if after_loss and pairs:
+            # An unknown number of markers was lost: only the clocks tell where this one is. They
+            # are fitted when the pairs have doubled: many losses cost little more than one.
+            if len(pairs) >= 2 * fitted:
+                fitted = len(pairs)
+                cycles_per_tick = _cycles_per_tick(tables, stores, pairs, clocks)
+            last, store = next(reversed(pairs.items()))
+            since_ticks = ticks - int(stores.time_ticks[store])
+            now = int(tables["time"][last]) + since_ticks * cycles_per_tick
             near = min(int(np.searchsorted(times, now)), len(times) - 1)
             expected = int(seqs[by_time[near]])
         seq = expected - slots // 2 + (slot - expected + slots // 2) % slots
         event = index_of.get(seq)
         if event is not None and event not in pairs:
             pairs[event] = i
-            time_of_event.add(ticks, int(tables["time"][event]))
         elif event is not None or stop not in pairs:
             without_event.append(i)
         expected = max(expected, seq + 1)
@@ -144,6 +118,15 @@ def place(
         int(np.count_nonzero(position == BY_TIME)),
         np.array(without_event, np.int64),
     )
+
+
+def _cycles_per_tick(
+    tables: npt.NDArray[Any], stores: MarkerStores, pairs: dict[int, int], clocks: NominalClocks
+) -> float:
+    """The nominal ratio, unless the pairs contradict it."""
+    events, matched = list(pairs.keys()), list(pairs.values())
+    found = fit(Pairs(stores.time_ticks[matched], tables["time"][events]), clocks)
+    return found.cycles_per_tick if found.miscalibrated else clocks.cycles_per_tick
 
 
 def _seq_of(tables: npt.NDArray[Any], cookie: int) -> int | None:

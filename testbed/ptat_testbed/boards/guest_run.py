@@ -133,7 +133,9 @@ def _clock() -> list[str]:
     On a busy host the guest's kernel gets it wrong, by a factor of up to 17 in our boots, as it
     compares the TSC with an emulated timer. Then its time runs too fast, and so do all timeouts.
     """
-    return [f"tsc_early_khz={build.tsc_khz()}"] if platform.machine() == "x86_64" else []
+    if platform.machine() != "x86_64":
+        return []
+    return [f"tsc_early_khz={recorder_programs.tsc_khz()}"]
 
 
 class Recording:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import re
@@ -32,9 +31,8 @@ INIT_SOURCES = (
     INIT_SOURCE,
     KERNEL_HEADERS / "linux" / "ptat.h",
     *(INIT_SOURCE.with_name(name) for name in ("traps.c", "traps.h")),
-    *(recorder_programs.SOURCE / name for name in ("maps.c", "maps.h", "heap.h")),
+    *(recorder_programs.SOURCE / name for name in ("maps.c", "maps.h", "clock.h", "heap.h")),
 )
-TSC_SOURCE = INIT_SOURCE.with_name("tsc_khz.c")
 WORKLOADS = SOURCES / "host" / "workloads"
 BOARD = SOURCES / "testbed" / "board"
 FIRMWARE = SOURCES / "firmware"
@@ -215,18 +213,6 @@ def compiled(program: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
     if done.returncode:
         raise BoardError(f"gcc cannot compile {sources[0]}: {done.stderr.strip()}", hint)
     return program
-
-
-@functools.cache
-def tsc_khz() -> int:
-    """Frequency of this machine's TSC, measured."""
-    name = TSC_SOURCE.stem
-    key = hashlib.sha256(TSC_SOURCE.read_bytes() + repr(PROGRAM_FLAGS).encode())
-    directory = cache_root() / f"{name}-{key.hexdigest()[:16]}"
-    if not directory.exists():
-        with new_directory(directory) as new:
-            compiled(new / name, TSC_SOURCE)
-    return int(subprocess.check_output([directory / name]))
 
 
 def workloads() -> Path:
